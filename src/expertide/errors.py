@@ -1,0 +1,31 @@
+"""Every error that a file, a flag, a disk or a caller can cause.
+
+The class says whose problem it is. The message is complete: subject, what was found, what was expected, and a hint if
+something can be done. The command line prints it without a traceback and exits with 1; a server maps it to a status.
+"""
+
+from __future__ import annotations
+
+
+class ExpertideError(Exception):
+    """Base of all errors meant for a person; never raised itself."""
+
+
+class FormatError(ExpertideError):
+    """The file is damaged, lies about itself, or is no model file."""
+
+
+class UnsupportedError(ExpertideError):
+    """The input is sound, but this program has no code for it yet."""
+
+
+class BudgetError(ExpertideError):
+    """What must stay in memory does not fit into the budget."""
+
+
+class StorageError(ExpertideError):
+    """The disk did not deliver: missing file, read error, short read."""
+
+
+class RequestError(ExpertideError):
+    """The caller asked for something impossible: a bad flag value, a prompt over the context."""

@@ -1,0 +1,61 @@
+"""Environment variables, all of them, for diagnosis only. Nobody needs one to run a model.
+
+    EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
+    EXPERTIDE_CPU_ISA     "auto" (default), "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
+    EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
+    EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
+
+A value that cannot be read stops the program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertide.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The diagnosis variables, read once."""
+
+    kernels: str = "native"
+    cpu_isa: str = "auto"
+    serial_io: bool = False
+    poison: bool = False
+    dump: Path | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables.
+
+        Raises:
+            RequestError: a variable holds something that cannot be read.
+        """
+        env = os.environ if env is None else env
+        dump = env.get("EXPERTIDE_DUMP", "")
+        return cls(
+            kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
+            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx2", "base")),
+            serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
+            poison=_switch(env, "EXPERTIDE_POISON"),
+            dump=Path(dump) if dump else None,
+        )
+
+
+def _choice(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    value = env.get(name, "") or known[0]
+    if value not in known:
+        raise RequestError(f"{name}={value}: known values are {', '.join(known)}")
+    return value
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "") or "0"
+    if value not in ("0", "1"):
+        raise RequestError(f"{name}={value}: write 0 or 1")
+    return value == "1"
