@@ -1,0 +1,81 @@
+# One file to start from: `make demo` shows the program at work, `make test` proves it. Both set up what they need.
+#
+#   make demo          virtual environment, torch, the package; then the demo model on one prompt
+#   make test          the same plus the test tools; then every test
+#   make check         format, lint, types, floors, unit and fault tests
+#   make check-large   a 10.4 GB model inside 4 GiB (needs the right to make a memory cgroup)
+#   make bench         prefill and decode rates of the demo model, as JSON
+#   make wheel         dist/expertide-*.whl
+#   make setup         everything a developer needs, nothing run
+#   make clean         what was built goes; the virtual environment and the large file stay
+#
+# TORCH names the torch requirement (`make demo TORCH=torch==2.13.0`), PYTHON the interpreter the environment is made
+# from, VENV where it lies, LARGE the model file of check-large.
+
+PYTHON ?= python3
+TORCH ?= torch
+VENV ?= .venv
+LARGE ?= build/large/v2lite.gguf
+PROMPT ?= Tell me a story about a fox.
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What the compiled half is made of: a change here installs the package again. Python sources are used in place.
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/kernels/*.*)
+SOURCES := src tests tools demo_model
+
+.DELETE_ON_ERROR:
+.PHONY: demo test setup check format check-large bench wheel clean
+
+# A quarter of the demo model's 160 routed experts lies in RAM at any time; the rest is read from the file when the router asks.
+DEMO_CACHE := 4MiB
+
+demo: $(VENV)/.installed
+	$(BIN)/expertide run demo -p "$(PROMPT)" -n 160 --expert-cache $(DEMO_CACHE)
+
+test: $(VENV)/.test-tools
+	$(BIN)/python -m pytest
+
+setup: $(VENV)/.test-tools
+
+check: $(VENV)/.test-tools
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit tests/fault
+
+format: $(VENV)/.test-tools
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+check-large: $(VENV)/.test-tools
+	$(BIN)/python tools/check_large.py --model $(LARGE)
+
+bench: $(VENV)/.installed
+	@mkdir -p build
+	$(BIN)/expertide bench demo --json build/bench.json
+
+wheel: $(VENV)/.test-tools
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf dist build/bench.json build/cp* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: which build of it is wanted is the one choice that pip cannot make.
+$(VENV)/.torch: | $(VENV)/bin/python
+	$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch $(NATIVE)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test-tools: $(VENV)/.installed
+	$(PIP) --editable ".[test]"
+	@touch $@
