@@ -1,0 +1,74 @@
+// Persistent workers for one data-parallel loop at a time. The calling thread takes part.
+//
+// Promises: every index of [0, n) is handed out exactly once; everything the body wrote is visible to the caller when
+// parallel_for returns; no allocation inside the loop. Which thread runs which range is not promised, so a body must
+// write each result to its own place.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace expertide {
+
+class ThreadPool {
+ public:
+  // num_threads counts the calling thread: 1 means that no worker is started.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Call body(begin, end) on ranges of at most `grain` indices that cover [0, n), and return when all are done.
+  // The body must not throw and must not call parallel_for on the same pool. Two threads may call at once: the second
+  // waits for the first. After close() the caller does all of the work.
+  template <class Body>
+  void parallel_for(int64_t n, int64_t grain, Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run(n, grain, [](void* context, int64_t begin, int64_t end) { (*static_cast<Plain*>(context))(begin, end); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // The same with a grain that gives each thread about four ranges.
+  template <class Body>
+  void parallel_for(int64_t n, Body&& body) {
+    const int64_t ranges = int64_t{4} * num_threads_;
+    parallel_for(n, (n + ranges - 1) / ranges, static_cast<Body&&>(body));
+  }
+
+  // End the workers. Waits for a loop in progress; may be called twice.
+  void close();
+
+ private:
+  using Function = void (*)(void* context, int64_t begin, int64_t end);
+
+  void run(int64_t n, int64_t grain, Function function, void* context);
+  void work();  // a worker's life
+  void take_ranges();
+
+  const int num_threads_;
+  std::mutex callers_;  // held for the whole of a loop: one loop at a time
+
+  // The loop in progress; written before generation_ is bumped, read by workers after they saw the bump.
+  Function function_ = nullptr;
+  void* context_ = nullptr;
+  int64_t n_ = 0;
+  int64_t grain_ = 1;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> busy_workers_{0};  // workers that have not yet left the current loop
+
+  std::mutex mutex_;  // guards sleeping: generation_ and closed_ change only under it
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<bool> closed_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace expertide
