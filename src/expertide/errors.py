@@ -29,3 +29,7 @@ class StorageError(ExpertideError):
 
 class RequestError(ExpertideError):
     """The caller asked for something impossible: a bad flag value, a prompt over the context."""
+
+
+class NumericsError(ExpertideError):
+    """A layer gave values that are not finite; the request ends, nothing is sampled from them."""

@@ -1,0 +1,111 @@
+"""Every op a model is made of, once: meaning, shapes, numbers. Implementations: `reference` (torch), `cpu` (C++).
+
+Shape letters: T tokens, H hidden, I input width, O output width, Q query heads, N nope dims, C rope dims, U value dims,
+L latent rank, S cached tokens, E experts, K experts per token, F expert inner size, V vocabulary.
+
+Activations are float32 torch tensors, contiguous in the last axis; weights are packed (`QTensor`) or, for vectors,
+float32 tensors. Results are new tensors unless said otherwise. No op depends on torch's default dtype, and none changes
+its arguments. An op that an implementation lacks is taken from the reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from expertide.kernels.qtensor import QTensor
+from expertide.kernels.router import RouterSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class Kernels(Protocol):
+    """One implementation of all ops. Stateless between calls, except for worker threads and scratch memory."""
+
+    name: str
+    """ "reference" or "native"; shown to the user."""
+
+    def linear(self, x_TI: Tensor, w: QTensor) -> Tensor:
+        """y_TO = x_TI · wᵀ, with w of shape (O, I); float32 accumulation."""
+        ...
+
+    def head_linear(self, x_TQI: Tensor, w: QTensor) -> Tensor:
+        """y_TQO[t, q] = w[q] · x[t, q], with w of shape (Q, O, I); entries may lie apart (`lead_stride`)."""
+        ...
+
+    def embedding(self, ids_T: Tensor, w: QTensor) -> Tensor:
+        """x_TH: row ids[t] of w (V, H). ids are int64 and checked by the caller to lie in [0, V)."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x²) + eps) * weight over the last axis, all in float32."""
+        ...
+
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+        """Rotate adjacent pairs (2i, 2i+1) of the last axis by angle i; P = C / 2.
+
+        Args:
+            x: [T, C] or [T, Q, C].
+            cos_TP, sin_TP: already times the YaRN magnitude.
+        """
+        ...
+
+    def route(
+        self, logits_TE: Tensor, spec: RouterSpec, *, bias_E: Tensor | None, token_ids_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the experts each token visits and the weight each one gets.
+
+        Args:
+            logits_TE: float32.
+            bias_E: float32 when `spec.has_bias`, else None.
+            token_ids_T: int64; for routers that look the experts up by token. Those of today do not read it.
+
+        Returns:
+            topk_ids: [T, K] int32, heaviest choice first, ties by lower id.
+            topk_weights: [T, K] float32.
+        """
+        ...
+
+    def mla_attention(
+        self,
+        q_nope_TQN: Tensor,
+        q_rope_TQC: Tensor,
+        latent_SL: Tensor,
+        k_rope_SC: Tensor,
+        k_b: QTensor,
+        v_b: QTensor,
+        *,
+        scale: float,
+        first_position: int,
+    ) -> Tensor:
+        """Causal latent attention in absorbed form, the same for one token and for a chunk.
+
+            qa = k_b[q] · q_nope;  score = (qa · latent[s] + q_rope · k_rope[s]) * scale,  s <= first_position + t
+            ol = Σ softmax(score)[s] latent[s];  o = v_b[q] · ol
+
+        Args:
+            latent_SL, k_rope_SC: float16 or float32; rows 0..S-1 with S >= first_position + T; row = position.
+            k_b: (Q, L, N); v_b: (Q, U, L).
+            first_position: position of token 0 of this call.
+
+        Returns:
+            o_TQU float32. Workspace stays below `WORKSPACE_BYTES` of the implementation whatever T and S are.
+        """
+        ...
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, float32."""
+        ...
+
+    def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
+        """y_nH = down · (silu(gate · x) * (up · x)); gate, up (F, H), down (H, F)."""
+        ...
+
+    def moe_sum(self, results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
+        """y_TH = Σ_k weights[t, k] * results[t, k] in float32, k = 0, 1, … in this order."""
+        ...
+
+    def close(self) -> None:
+        """End worker threads; the object is not used afterwards."""
+        ...
