@@ -1,0 +1,260 @@
+"""One request at a time: prompt in chunks, then token by token, until something ends it.
+
+    Engine.generate(prompt_ids, …) -> Generation        nothing is computed yet
+        iterate it                                        first token after the prefill, then one per decode step
+        .finish_reason                                    None while it runs; then "stop", "length", "abort" or "error"
+
+A generation ends exactly once. A new one may start only when the one before has ended: both would write the one cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from expertide.engine.sampling import Sampler, SamplingParams
+from expertide.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expertide.models.architecture import Model, Phase
+    from expertide.models.trace import Tracer
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+# Called with (prompt tokens done, prompt tokens in all) after each chunk.
+PrefillProgress = Callable[[int, int], None]
+# 16 rows of a 102,400 entry vocabulary are 6.3 MiB of float32: small beside the workspace that was planned.
+LOGIT_ROWS = 16
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds and counts of one request. `decode_tokens` excludes the first token, which prefill gives."""
+
+    ttft_s: float = 0.0
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+
+    @property
+    def prefill_tps(self) -> float:
+        return self.prefill_tokens / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        return self.decode_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+
+class Generation:
+    """One request under way; an iterator over its token ids.
+
+    The id that ends an answer (one of `stop_ids`) is the last one it yields.
+    """
+
+    def __init__(self, prompt_ids: tuple[int, ...]) -> None:
+        self.prompt_ids = prompt_ids
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.timings = Timings()
+        self._steps: Generator[int, None, None] | None = None
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> int:
+        if self._steps is None:
+            raise StopIteration
+        try:
+            return next(self._steps)
+        except StopIteration:
+            self._steps = None
+            raise
+        except BaseException:
+            self.finish("error")
+            raise
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it now (a stop text was met, the caller has had enough); without effect when it has ended already."""
+        self.finish_reason = self.finish_reason or reason
+        if self._steps is not None:
+            steps, self._steps = self._steps, None
+            steps.close()
+
+
+class Engine:
+    """Owns the one sequence state and drives the model. Not thread-safe; `LLM` holds the lock."""
+
+    def __init__(self, model: Model, *, chunk: int, context: int, tracer: Tracer | None = None) -> None:
+        """Args:
+        chunk: prompt tokens per forward pass.
+        context: most tokens of prompt and answer; the memory for all of them is taken here.
+        """
+        self.chunk = chunk
+        self.context = context
+        self._model = model
+        self._tracer = tracer
+        self._cache = model.new_cache(context)
+        # Tokens whose state came from whole prefill chunks and still lies in the cache, from position 0.
+        self._chunked_ids: list[int] = []
+        self._running: Generation | None = None
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        stop_ids: Collection[int] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+        on_prefill: PrefillProgress | None = None,
+        keep_prefix: bool = False,
+    ) -> Generation:
+        """Begin a request.
+
+        Args:
+            stop_ids: token ids that end the answer.
+            should_stop: asked between steps; True ends the generation with "abort".
+            keep_prefix: reuse state that an earlier prompt left for the same first tokens. Only whole chunks are
+                reused: those were computed from the same tokens with the same shapes, so the answer has the same bits.
+
+        Raises:
+            RequestError: the prompt is empty or longer than the context, or another generation still runs.
+        """
+        self._check_prompt(prompt_ids)
+        if self._running is not None and self._running.finish_reason is None:
+            raise RequestError("a generation is still running; read it to its end or close it first")
+        generation = Generation(tuple(prompt_ids))
+        generation._steps = self._steps(
+            generation, Sampler(params, prompt_ids), params.max_tokens, frozenset(stop_ids), should_stop, on_prefill,
+            keep_prefix,
+        )  # fmt: skip
+        self._running = generation
+        return generation
+
+    def loglikelihood(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[float]:
+        """Natural log of each continuation token's probability, given all tokens before it.
+
+        Raises:
+            RequestError: an empty part, or both together longer than the context.
+        """
+        if not context_ids or not continuation_ids:
+            raise RequestError("log-likelihood needs at least one token of context and one of continuation")
+        if self._running is not None and self._running.finish_reason is None:
+            raise RequestError("a generation is still running; read it to its end or close it first")
+        ids = [*context_ids, *continuation_ids]
+        self._check_prompt(ids)
+        self._rewind(0)
+        scores: list[float] = []
+        first = len(context_ids) - 1  # this token's logits give the first continuation token
+        for start in range(0, len(ids) - 1, self.chunk):
+            stop = min(start + self.chunk, len(ids) - 1)
+            hidden = self._forward(ids[start:stop], "prefill")
+            for row in range(max(start, first), stop, LOGIT_ROWS):
+                end = min(row + LOGIT_ROWS, stop)
+                scores.extend(self._scores(hidden[row - start : end - start], ids[row + 1 : end + 1]))
+        return scores
+
+    def _steps(
+        self,
+        generation: Generation,
+        sampler: Sampler,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        should_stop: Callable[[], bool],
+        on_prefill: PrefillProgress | None,
+        keep_prefix: bool,
+    ) -> Generator[int, None, None]:
+        timings = generation.timings
+        begin = time.perf_counter()
+        last = self._prefill(generation, should_stop, on_prefill, keep_prefix)
+        if last is None:
+            generation.finish_reason = "abort"
+            return
+        token_id = self._pick(sampler, last)
+        # TTFT counts from the first `next`, prefill and the first draw included.
+        timings.ttft_s = time.perf_counter() - begin
+        while True:
+            generation.token_ids.append(token_id)
+            if token_id in stop_ids:
+                generation.finish_reason = "stop"
+            elif len(generation.token_ids) >= max_tokens or self._cache.length >= self.context:
+                generation.finish_reason = "length"
+            yield token_id
+            if generation.finish_reason is not None:
+                return
+            if should_stop():
+                generation.finish_reason = "abort"
+                return
+            step = time.perf_counter()
+            token_id = self._pick(sampler, self._forward([token_id], "decode"))
+            timings.decode_s += time.perf_counter() - step
+            timings.decode_tokens += 1
+
+    def _prefill(
+        self,
+        generation: Generation,
+        should_stop: Callable[[], bool],
+        on_prefill: PrefillProgress | None,
+        keep_prefix: bool,
+    ) -> Tensor | None:
+        """Run the prompt; the last token's state [1, …], or None when it was stopped."""
+        ids = generation.prompt_ids
+        begin = time.perf_counter()
+        self._rewind(self._common_chunks(ids) if keep_prefix else 0)
+        first = self._cache.length
+        hidden: Tensor | None = None
+        for start in range(first, len(ids), self.chunk):
+            if should_stop():
+                return None
+            part = list(ids[start : start + self.chunk])
+            hidden = self._forward(part, "prefill")
+            if len(part) == self.chunk:
+                self._chunked_ids.extend(part)
+            generation.timings.prefill_tokens += len(part)
+            generation.timings.prefill_s = time.perf_counter() - begin
+            if on_prefill is not None:
+                on_prefill(start + len(part), len(ids))
+        assert hidden is not None
+        return hidden[-1:]
+
+    def _common_chunks(self, ids: Sequence[int]) -> int:
+        """Leading tokens whose state can be reused: whole chunks, and never the last prompt token."""
+        # The last prompt token is computed even on a full hit: its logits are what we sample from.
+        limit = min(len(self._chunked_ids), len(ids) - 1)
+        same = 0
+        while same < limit and self._chunked_ids[same] == ids[same]:
+            same += 1
+        return same // self.chunk * self.chunk
+
+    def _rewind(self, length: int) -> None:
+        self._cache.truncate(length)
+        del self._chunked_ids[length:]
+
+    def _forward(self, ids: list[int], phase: Phase) -> Tensor:
+        with torch.inference_mode():
+            return self._model.forward(torch.tensor(ids, dtype=torch.int64), self._cache, phase, self._tracer)
+
+    def _pick(self, sampler: Sampler, hidden: Tensor) -> int:
+        with torch.inference_mode():
+            logits = self._model.logits(hidden[-1:])
+        return sampler.pick(logits[0].numpy())
+
+    def _scores(self, hidden: Tensor, wanted_ids: list[int]) -> list[float]:
+        """ln p(wanted_ids[i] | everything up to row i); the softmax runs in float64."""
+        with torch.inference_mode():
+            logs = torch.log_softmax(self._model.logits(hidden).to(torch.float64), dim=-1)
+            chosen = logs.gather(1, torch.tensor(wanted_ids, dtype=torch.int64)[:, None])
+        return [float(value) for value in chosen[:, 0]]
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty: it has no tokens")
+        if len(ids) > self.context:
+            raise RequestError(
+                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it, or raise --context)"
+            )
