@@ -1,0 +1,81 @@
+"""The meaning of every op, in torch. Slow where that is clearer; exact float32 on decoded weights.
+
+Results may differ in rounding between thread counts and chunk sizes, as torch's own products do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from expertide.kernels.qtensor import QTensor
+from expertide.kernels.reference import attention, packed, routing
+from expertide.kernels.router import RouterSpec
+
+
+class ReferenceKernels:
+    """Implements `ops.Kernels`. Other implementations may inherit, and so replace one op after the other."""
+
+    name = "reference"
+
+    def linear(self, x_TI: Tensor, w: QTensor) -> Tensor:
+        return packed.linear(x_TI, w)
+
+    def head_linear(self, x_TQI: Tensor, w: QTensor) -> Tensor:
+        return packed.head_linear(x_TQI, w)
+
+    def embedding(self, ids_T: Tensor, w: QTensor) -> Tensor:
+        return packed.embedding(ids_T, w)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+        if x.dim() == 3:
+            cos_TP, sin_TP = cos_TP[:, None, :], sin_TP[:, None, :]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos_TP - odd * sin_TP, even * sin_TP + odd * cos_TP), dim=-1).flatten(-2)
+
+    def route(
+        self, logits_TE: Tensor, spec: RouterSpec, *, bias_E: Tensor | None, token_ids_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return routing.route(logits_TE, spec, bias_E=bias_E)
+
+    def mla_attention(
+        self,
+        q_nope_TQN: Tensor,
+        q_rope_TQC: Tensor,
+        latent_SL: Tensor,
+        k_rope_SC: Tensor,
+        k_b: QTensor,
+        v_b: QTensor,
+        *,
+        scale: float,
+        first_position: int,
+    ) -> Tensor:
+        return attention.mla_attention(
+            q_nope_TQN,
+            q_rope_TQC,
+            latent_SL,
+            k_rope_SC,
+            k_b,
+            v_b,
+            scale=scale,
+            first_position=first_position,
+            head_linear=self.head_linear,
+        )
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.nn.functional.silu(gate) * up
+
+    def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
+        return self.linear(self.swiglu(self.linear(x_nH, gate), self.linear(x_nH, up)), down)
+
+    def moe_sum(self, results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
+        y_TH = results_TKH[:, 0] * weights_TK[:, 0, None]
+        for k in range(1, results_TKH.shape[1]):
+            y_TH = y_TH + results_TKH[:, k] * weights_TK[:, k, None]
+        return y_TH
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,97 @@
+"""Causal latent attention in absorbed form, with bounded workspace.
+
+for a tile of queries (at most QUERY_TILE_SCORES / (Q * KEY_TILE) of them)
+    qa = k_b · q_nope
+    for key tiles 0.., 2048.., 4096.. in this order        absolute positions, so that a tile holds the same keys
+        scores, running maximum, running sum, running Σ p·latent    whatever chunk asks
+    o = v_b · (Σ p·latent / sum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from expertide.kernels.qtensor import QTensor
+from expertide.units import MIB
+
+KEY_TILE = 2048  # keys; as float32 a tile of 576-wide rows takes 4.5 MiB
+QUERY_TILE_SCORES = 4 * MIB  # float32 scores of one (query tile, key tile) pair: 16 MiB
+
+# Scores and their exponentials 32 MiB, the query tile's latents (64 values of L per score row) and accumulators, one key
+# tile as float32, one decoded tile of k_b or v_b with the decoder's own arrays.
+WORKSPACE_BYTES = 96 * MIB
+
+
+def mla_attention(
+    q_nope_TQN: Tensor,
+    q_rope_TQC: Tensor,
+    latent_SL: Tensor,
+    k_rope_SC: Tensor,
+    k_b: QTensor,
+    v_b: QTensor,
+    *,
+    scale: float,
+    first_position: int,
+    head_linear: Callable[[Tensor, QTensor], Tensor],
+) -> Tensor:
+    """See `Kernels.mla_attention`; `head_linear` multiplies with the packed per-head matrices."""
+    num_tokens, num_heads, _ = q_nope_TQN.shape
+    assert latent_SL.shape[0] >= first_position + num_tokens
+    queries_per_tile = max(1, QUERY_TILE_SCORES // (num_heads * KEY_TILE))
+    outputs = []
+    for begin in range(0, num_tokens, queries_per_tile):
+        end = min(begin + queries_per_tile, num_tokens)
+        num_keys = first_position + end
+        attended = _attend(
+            head_linear(q_nope_TQN[begin:end], k_b),
+            q_rope_TQC[begin:end],
+            latent_SL[:num_keys],
+            k_rope_SC[:num_keys],
+            scale=scale,
+            first_position=first_position + begin,
+        )
+        outputs.append(head_linear(attended, v_b))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend(
+    qa_TQL: Tensor, q_rope_TQC: Tensor, latent_SL: Tensor, k_rope_SC: Tensor, *, scale: float, first_position: int
+) -> Tensor:
+    """ol_TQL: for each query and head, the mean of the latents under the softmax of its scores."""
+    num_tokens, num_heads, rank = qa_TQL.shape
+    qa = qa_TQL.reshape(num_tokens * num_heads, rank)
+    q_rope = q_rope_TQC.reshape(num_tokens * num_heads, -1)
+    highest = total = mean = None
+    for begin in range(0, latent_SL.shape[0], KEY_TILE):
+        latent = latent_SL[begin : begin + KEY_TILE].to(torch.float32)
+        k_rope = k_rope_SC[begin : begin + KEY_TILE].to(torch.float32)
+        scores = torch.addmm(q_rope @ k_rope.T, qa, latent.T, beta=scale, alpha=scale)
+        if begin + latent.shape[0] - 1 > first_position:
+            _mask_future(scores.view(num_tokens, num_heads, -1), begin, first_position)
+        tile_highest = scores.amax(dim=-1, keepdim=True)
+        if highest is None or total is None or mean is None:
+            # Tile 0 holds position 0, which every query sees: its maximum is finite, later ones may be -inf.
+            highest = tile_highest
+            weights = scores.sub_(highest).exp_()
+            total = weights.sum(dim=-1, keepdim=True)
+            mean = weights @ latent
+            continue
+        new_highest = torch.maximum(highest, tile_highest)
+        shrink = (highest - new_highest).exp_()
+        weights = scores.sub_(new_highest).exp_()
+        total = total * shrink + weights.sum(dim=-1, keepdim=True)
+        mean = torch.addmm(mean * shrink, weights, latent)
+        highest = new_highest
+    assert mean is not None and total is not None
+    return mean.div_(total).view(num_tokens, num_heads, rank)
+
+
+def _mask_future(scores_TQs: Tensor, first_key: int, first_position: int) -> None:
+    """Set scores of keys behind each query's own position to -inf, in place."""
+    num_tokens, _, num_keys = scores_TQs.shape
+    keys = torch.arange(first_key, first_key + num_keys)
+    positions = torch.arange(first_position, first_position + num_tokens)
+    scores_TQs.masked_fill_((keys[None, :] > positions[:, None])[:, None, :], float("-inf"))
