@@ -5,6 +5,7 @@ A plan divides the budget into named shares that sum to the predicted peak resid
     interpreter      Python, torch and the other libraries, before any model
     tokenizer        vocabulary, merges, chat template, and the metadata they come from
     weights          what every token needs, as packed in the file
+    decoded copies   of the few weights that are faster unpacked (joint key/value up-projections); mostly nothing
     kv cache         one row per token of context and layer
     workspace        activations and decoded tiles of one prefill chunk
     expert cache     all the rest, up to the size of all experts
@@ -16,7 +17,7 @@ that a decode step could not go on, so the plan refuses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from expertide.errors import BudgetError, RequestError
 from expertide.formats.tensors import ExpertCatalog
@@ -39,6 +40,7 @@ class ModelNeeds:
         interpreter_bytes: resident set of the process before it opens the model.
         tokenizer_bytes: vocabulary, merges and the like.
         resident_bytes: weights that every token needs, packed.
+        decoded_bytes: unpacked copies of some of them.
         kv_bytes_per_token: all layers together.
         workspace_bytes: prefill chunk in tokens -> bytes of activations and decoded tiles at the peak.
         max_context: what the model was made for, in tokens.
@@ -51,6 +53,7 @@ class ModelNeeds:
     interpreter_bytes: int
     tokenizer_bytes: int
     resident_bytes: int
+    decoded_bytes: int
     kv_bytes_per_token: int
     workspace_bytes: Callable[[int], int]
     max_context: int
@@ -61,8 +64,9 @@ class ModelNeeds:
 
     @property
     def smallest_cache_bytes(self) -> int:
-        """K + 2 slots for the largest expert; 0 when there are no routed experts."""
-        return (self.num_experts_per_tok + _SPARE_SLOTS) * max(self.expert_window_bytes.values(), default=0)
+        """K + 2 slots for the largest expert, or all experts if that is less; 0 when there are none."""
+        slots = (self.num_experts_per_tok + _SPARE_SLOTS) * max(self.expert_window_bytes.values(), default=0)
+        return min(slots, self.all_experts_bytes)
 
     @property
     def all_experts_bytes(self) -> int:
@@ -72,7 +76,7 @@ class ModelNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What lies where. The six shares sum to `predicted_bytes`, which is at most `budget_bytes`."""
+    """What lies where. The shares sum to `predicted_bytes`, which is at most `budget_bytes`."""
 
     budget_bytes: int
     context: int
@@ -80,6 +84,7 @@ class Plan:
     interpreter_bytes: int
     tokenizer_bytes: int
     resident_bytes: int
+    decoded_bytes: int
     kv_bytes: int
     workspace_bytes: int
     expert_cache_bytes: int
@@ -93,6 +98,7 @@ class Plan:
             "interpreter": self.interpreter_bytes,
             "tokenizer": self.tokenizer_bytes,
             "weights": self.resident_bytes,
+            "decoded copies": self.decoded_bytes,
             "kv cache": self.kv_bytes,
             "workspace": self.workspace_bytes,
             "expert cache": self.expert_cache_bytes,
@@ -160,7 +166,6 @@ def plan(
     # A chunk never holds more tokens than the context does.
     chunk = min(chunk, context)
 
-    smallest = needs.smallest_cache_bytes
     _check_wish(needs, expert_cache)
     most = min(needs.all_experts_bytes, expert_cache) if expert_cache is not None else needs.all_experts_bytes
     fixed = Plan(
@@ -170,19 +175,19 @@ def plan(
         interpreter_bytes=needs.interpreter_bytes,
         tokenizer_bytes=needs.tokenizer_bytes,
         resident_bytes=needs.resident_bytes,
+        decoded_bytes=needs.decoded_bytes,
         kv_bytes=context * needs.kv_bytes_per_token,
         workspace_bytes=needs.workspace_bytes(chunk),
         expert_cache_bytes=0,
         all_experts_bytes=needs.all_experts_bytes,
         num_all_experts=needs.num_experts * len(needs.expert_window_bytes),
     )
-    margin = max(_MIN_MARGIN_BYTES, budget_bytes // _MARGIN_DIVISOR)
-    left = budget_bytes - margin - fixed.predicted_bytes
+    left = budget_bytes - max(_MIN_MARGIN_BYTES, budget_bytes // _MARGIN_DIVISOR) - fixed.predicted_bytes
     # A size that someone gave is kept or refused, never shrunk in silence.
-    least = most if expert_cache is not None else min(smallest, most)
+    least = needs.smallest_cache_bytes if expert_cache is None else most
     if left < least:
-        raise BudgetError(_refusal(fixed, least, margin, needs, chosen=expert_cache is not None and least > smallest))
-    return _with_cache(fixed, round_down(min(left, most), PAGE_BYTES))
+        raise BudgetError(_refusal(fixed, least, needs))
+    return replace(fixed, expert_cache_bytes=round_down(min(left, most), PAGE_BYTES))
 
 
 def _check_wish(needs: ModelNeeds, expert_cache: int | None) -> None:
@@ -202,21 +207,20 @@ def _check_wish(needs: ModelNeeds, expert_cache: int | None) -> None:
         )
 
 
-def _with_cache(fixed: Plan, expert_cache_bytes: int) -> Plan:
-    values = {name: getattr(fixed, name) for name in Plan.__slots__}
-    return Plan(**(values | {"expert_cache_bytes": expert_cache_bytes}))
-
-
-def _refusal(fixed: Plan, least: int, margin: int, needs: ModelNeeds, *, chosen: bool) -> str:
-    total = fixed.predicted_bytes + least + margin
-    shares = [f"{name} {_gib(size)}" for name, size in fixed.shares.items() if name != "expert cache"]
-    cache = "as asked" if chosen else f"{needs.num_experts_per_tok + _SPARE_SLOTS} experts"
+def _refusal(fixed: Plan, least: int, needs: ModelNeeds) -> str:
+    taken = fixed.predicted_bytes + least
+    # The smallest budget whose margin leaves `taken`, in whole MiB.
+    total = round_up(max(taken + _MIN_MARGIN_BYTES, -(-taken * _MARGIN_DIVISOR // (_MARGIN_DIVISOR - 1))), MIB)
+    is_chosen = least > needs.smallest_cache_bytes
+    shares = [f"{name} {_gib(size)}" for name, size in fixed.shares.items() if size]
     if needs.expert_window_bytes:
-        shares.append(f"expert cache {_gib(least)} ({cache})")
-    shares.append(f"margin {_gib(margin)}")
-    hints = [f"raise --ram to {total / MIB:,.0f}MiB"]
-    if chosen:
+        slots = "as asked" if is_chosen else f"{needs.num_experts_per_tok + _SPARE_SLOTS} experts"
+        shares.append(f"expert cache {_gib(least)} ({slots})")
+    shares.append(f"margin {_gib(total - taken)}")
+    hints = [f"raise --ram to {total // MIB}MiB"]
+    if is_chosen:
         hints.append("lower --expert-cache")
+    # A hint must be worth following: shares under a twentieth cannot make the difference.
     if fixed.kv_bytes > total // 20:
         hints.append(f"lower --context (now {fixed.context:,})")
     if fixed.workspace_bytes > total // 20:

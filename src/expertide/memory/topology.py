@@ -225,12 +225,12 @@ def _limit_of(version: int, group: Path) -> MemoryLimit | None:
         bounds = [_read_int(group / "memory.limit_in_bytes")]
         used = _read_int(group / "memory.usage_in_bytes")
         # `total_` counts the groups below too, as the usage does.
-        cache = ("total_inactive_file", "total_active_file")
+        cache = ["total_inactive_file", "total_active_file"]
     else:
         # Over memory.high the kernel throttles a process until it stands still: as good as a limit.
         bounds = [_read_int(group / "memory.max"), _read_int(group / "memory.high")]
         used = _read_int(group / "memory.current")
-        cache = ("inactive_file", "active_file", "slab_reclaimable")
+        cache = ["inactive_file", "active_file", "slab_reclaimable"]
     known = [bound for bound in bounds if bound is not None and bound < _NO_LIMIT]
     if not known:
         return None
