@@ -55,19 +55,23 @@ class ThreadPool {
   const int num_threads_;
   std::mutex callers_;  // held for the whole of a loop: one loop at a time
 
-  // The loop in progress; written before generation_ is bumped, read by workers after they saw the bump.
+  std::mutex mutex_;  // guards everything below except next_; generation_ and active_ may be read without it
+  std::condition_variable wake_;
+  std::condition_variable done_;
+
+  // The loop in progress. A worker may enter it only while it is open, and is counted in active_ until it has left:
+  // one that wakes late finds the loop shut and never touches a body that is gone.
+  bool open_ = false;
+  std::atomic<int> active_{0};
+  std::atomic<uint64_t> generation_{0};
   Function function_ = nullptr;
   void* context_ = nullptr;
   int64_t n_ = 0;
   int64_t grain_ = 1;
   std::atomic<int64_t> next_{0};
-  std::atomic<int> busy_workers_{0};  // workers that have not yet left the current loop
 
-  std::mutex mutex_;  // guards sleeping: generation_ and closed_ change only under it
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<bool> closed_{false};
+  int sleepers_ = 0;
+  bool closed_ = false;
   std::vector<std::thread> workers_;
 };
 

@@ -1,0 +1,134 @@
+// Reads windows of files straight to their final place, by native threads that know no Python.
+//
+//     submit --> queue --> I/O thread --pread(O_DIRECT)--> dest --> Residency.complete / fail
+//                              |  short: resume from the last whole 4 KiB
+//                              +- tail that O_DIRECT cannot take: pread(buffered)
+//
+// Promises:
+// - Every submitted read ends in exactly one complete or fail, also when the reader is closed meanwhile.
+// - After the end of a read nobody writes to its destination any more; after close() no destination is written.
+// - read_bytes counts what the kernel handed over, windows and repeated pages included.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "residency.h"
+
+namespace expertide {
+
+// Offsets, lengths and addresses of direct reads are multiples of this; no disk in use asks for more.
+constexpr int64_t kReadAlignment = 4096;
+
+// One window of one expert part. `need_nbytes` <= `window_nbytes`: what the part needs, counted from the window's start.
+struct WindowRead {
+  int slot;
+  int file_id;
+  int64_t offset;  // multiple of kReadAlignment
+  int64_t window_nbytes;
+  int64_t need_nbytes;
+  uint64_t dest;  // multiple of kReadAlignment
+};
+
+struct ExactRead {
+  int file_id;
+  int64_t offset;
+  int64_t nbytes;
+  uint64_t dest;  // any address
+};
+
+struct ReadStats {
+  int64_t read_bytes = 0;
+  int64_t num_reads = 0;  // calls that transferred something
+  int64_t busy_ns = 0;    // time during which at least one read was queued or running
+};
+
+class FileReader {
+ public:
+  // serial: no threads; every read happens inside the call that asks for it, one after the other.
+  FileReader(int num_threads, bool serial);
+  ~FileReader();
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+
+  // Throws ReadFailed with the errno of open(2).
+  int open(const std::string& path);
+  bool is_direct(int file_id) const;
+
+  // Queue reads whose slots are `loading` with as many pending reads. After close() each of them fails with ECANCELED.
+  void submit(Residency* residency, const std::vector<WindowRead>& reads);
+
+  // Read exactly these bytes and return when all are there. Throws the first ReadFailed, after all reads have ended.
+  void read_many(const std::vector<ExactRead>& reads);
+
+  ReadStats stats() const;
+
+  // Queued reads fail with ECANCELED, running ones finish, threads end, files close. May be called twice.
+  void close();
+
+  // For tests: the next `count` kernel reads that touch the range misbehave. error > 0: they fail with that errno
+  // (EINTR included); 0: they deliver only a third of their bytes and leave rubbish behind them; -1: end of file.
+  void inject_fault(int file_id, int64_t offset, int64_t nbytes, int error, int count);
+
+ private:
+  struct File {
+    int direct_fd = -1;
+    int buffered_fd = -1;
+    std::atomic<bool> is_direct{false};
+  };
+  struct Batch;  // a read_many in progress
+  struct Job {
+    Residency* residency = nullptr;  // a window of a slot,
+    Batch* batch = nullptr;          // or a piece of a batch
+    WindowRead read{};
+  };
+  struct Fault {
+    int file_id;
+    int64_t offset;
+    int64_t nbytes;
+    int error;
+    int count;
+  };
+
+  void work();
+  void enqueue(const std::vector<Job>& jobs);
+  void run(const Job& job);
+  static void end(const Job& job, const ReadFailure* failure);
+  void begin_busy(int64_t num_jobs);  // mutex held
+  void end_busy();                    // mutex held
+
+  File& file(int file_id) const;
+  bool read_window(const WindowRead& read, ReadFailure* failure);
+  bool read_exact(const WindowRead& read, ReadFailure* failure);
+  bool read_buffered(int file_id, int64_t offset, int64_t nbytes, uint8_t* dest, int* error, int64_t* got);
+  int64_t read_once(int file_id, bool direct, int64_t offset, int64_t nbytes, uint8_t* dest);  // -errno on failure
+  int64_t apply_fault(int file_id, int64_t offset, int64_t nbytes, uint8_t* dest, int64_t got);
+
+  const bool is_serial_;
+  mutable std::mutex mutex_;  // guards everything down to the threads
+  std::condition_variable wake_;
+  std::deque<Job> queue_;
+  bool closed_ = false;
+  int64_t num_unfinished_ = 0;
+  std::chrono::steady_clock::time_point busy_since_;
+  int64_t busy_ns_ = 0;
+  std::vector<std::unique_ptr<File>> files_;
+  std::vector<std::thread> threads_;
+
+  std::atomic<int64_t> read_bytes_{0};
+  std::atomic<int64_t> num_reads_{0};
+
+  std::mutex fault_mutex_;
+  std::vector<Fault> faults_;
+  std::atomic<bool> has_faults_{false};
+};
+
+}  // namespace expertide

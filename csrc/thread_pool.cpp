@@ -1,0 +1,108 @@
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace expertide {
+namespace {
+
+// About 40 microseconds: longer than the gap between two loops of one layer, shorter than what a busy machine would
+// miss. A sleeping worker costs 30-60 microseconds to wake.
+constexpr int kSpins = 2000;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("a thread pool has 1 to 1024 threads");
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (...) {
+    close();  // the system has no more threads: do not leave the started ones behind
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { close(); }
+
+void ThreadPool::close() {
+  std::lock_guard<std::mutex> caller(callers_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
+}
+
+void ThreadPool::run(int64_t n, int64_t grain, Function function, void* context) {
+  if (n <= 0) return;
+  grain = std::max<int64_t>(grain, 1);
+  std::lock_guard<std::mutex> caller(callers_);
+  if (workers_.empty() || n <= grain) {
+    for (int64_t begin = 0; begin < n; begin += grain) function(context, begin, std::min(begin + grain, n));
+    return;
+  }
+  bool has_sleepers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    function_ = function;
+    context_ = context;
+    n_ = n;
+    grain_ = grain;
+    next_.store(0, std::memory_order_relaxed);
+    open_ = true;
+    generation_.fetch_add(1, std::memory_order_release);
+    has_sleepers = sleepers_ > 0;
+  }
+  if (has_sleepers) wake_.notify_all();
+  take_ranges();
+
+  std::unique_lock<std::mutex> lock(mutex_);
+  open_ = false;
+  if (active_.load(std::memory_order_relaxed) == 0) return;
+  lock.unlock();
+  for (int i = 0; i < kSpins && active_.load(std::memory_order_acquire) != 0; ++i) relax();
+  lock.lock();
+  done_.wait(lock, [this] { return active_.load(std::memory_order_relaxed) == 0; });
+}
+
+void ThreadPool::take_ranges() {
+  for (;;) {
+    const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+    if (begin >= n_) return;
+    function_(context_, begin, std::min(begin + grain_, n_));
+  }
+}
+
+void ThreadPool::work() {
+  uint64_t seen = 0;
+  for (;;) {
+    for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) relax();
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (generation_.load(std::memory_order_relaxed) == seen) {
+      ++sleepers_;
+      wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+      --sleepers_;
+    }
+    seen = generation_.load(std::memory_order_relaxed);
+    if (closed_) return;
+    if (!open_) continue;
+    active_.fetch_add(1, std::memory_order_relaxed);
+    lock.unlock();
+    take_ranges();
+    lock.lock();
+    if (active_.fetch_sub(1, std::memory_order_release) == 1) done_.notify_one();
+  }
+}
+
+}  // namespace expertide
