@@ -19,7 +19,6 @@ V2_LITE = ModelNeeds(
     interpreter_bytes=235 * MIB,
     tokenizer_bytes=60 * MIB,
     resident_bytes=790 * MIB,
-    decoded_bytes=0,
     kv_bytes_per_token=31_104,
     workspace_bytes=lambda chunk: 40 * MIB + chunk * 100_000,
     max_context=163_840,
@@ -47,6 +46,14 @@ def test_the_expert_cache_takes_what_the_budget_leaves() -> None:
         assert result.predicted_bytes >= result.budget_bytes * 0.98
     assert large.expert_cache_bytes - small.expert_cache_bytes >= 2 * GIB * 0.98
     assert small.kv_bytes == large.kv_bytes and small.workspace_bytes == large.workspace_bytes
+
+
+def test_decoded_copies_are_a_share_of_their_own() -> None:
+    with_copies = dataclasses.replace(V2_LITE, decoded_bytes=108 * MIB)
+    result = plan(with_copies, 4 * GIB)
+    check(result, with_copies)
+    assert result.shares["decoded copies"] == 108 * MIB
+    assert plan(V2_LITE, 4 * GIB).expert_cache_bytes - result.expert_cache_bytes == 108 * MIB
 
 
 def test_with_room_for_every_expert_the_cache_is_no_larger_than_they_are() -> None:

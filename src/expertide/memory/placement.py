@@ -40,7 +40,6 @@ class ModelNeeds:
         interpreter_bytes: resident set of the process before it opens the model.
         tokenizer_bytes: vocabulary, merges and the like.
         resident_bytes: weights that every token needs, packed.
-        decoded_bytes: unpacked copies of some of them.
         kv_bytes_per_token: all layers together.
         workspace_bytes: prefill chunk in tokens -> bytes of activations and decoded tiles at the peak.
         max_context: what the model was made for, in tokens.
@@ -48,12 +47,12 @@ class ModelNeeds:
         expert_window_bytes: MoE layer_id -> what one expert of it takes in the arena; empty for dense-only models.
         num_experts: routed experts of each MoE layer.
         num_experts_per_tok: K.
+        decoded_bytes: unpacked copies of some of the resident weights.
     """
 
     interpreter_bytes: int
     tokenizer_bytes: int
     resident_bytes: int
-    decoded_bytes: int
     kv_bytes_per_token: int
     workspace_bytes: Callable[[int], int]
     max_context: int
@@ -61,6 +60,7 @@ class ModelNeeds:
     expert_window_bytes: Mapping[int, int]
     num_experts: int
     num_experts_per_tok: int
+    decoded_bytes: int = 0
 
     @property
     def smallest_cache_bytes(self) -> int:
