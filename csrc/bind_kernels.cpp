@@ -1,0 +1,143 @@
+// Python's view of the kernels. Buffers cross as integer addresses; Python keeps them alive and vouches for their sizes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <tuple>
+
+#include "kernels/dispatch.h"
+#include "kernels/expert_mlp.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace expertide {
+namespace {
+
+using Address = uint64_t;
+using Part = std::tuple<int, int64_t, int>;            // part, offset, quant type
+using MatrixSpec = std::tuple<Address, int, int64_t, int64_t>;  // address, quant type, rows, cols
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+Matrix matrix(Address data, int type, int64_t rows, int64_t cols) {
+  if (rows < 0) throw std::invalid_argument("a matrix has no negative number of rows");
+  return {pointer<const uint8_t>(data), rows, cols, type};
+}
+
+Matrix matrix(const MatrixSpec& spec) {
+  return matrix(std::get<0>(spec), std::get<1>(spec), std::get<2>(spec), std::get<3>(spec));
+}
+
+PartSpec part_spec(const Part& part) { return {std::get<0>(part), std::get<1>(part), std::get<2>(part)}; }
+
+std::vector<int> native_types() {
+  std::vector<int> ids;
+  for (int id = 0; id < kNumQuantIds; ++id) {
+    if (kBaseTable.types[id].block_size != 0) ids.push_back(id);
+  }
+  return ids;
+}
+
+}  // namespace
+}  // namespace expertide
+
+void bind_kernels(nb::module_& m) {
+  using namespace expertide;
+  m.def("set_isa", &set_isa, "name"_a);
+  m.def("isa", [] { return std::string(active_isa().name); });
+  m.def("quant_types", &native_types);
+  m.def("row_bytes", &checked_row_bytes, "type"_a, "cols"_a);
+  m.attr("Q8_K_BLOCK_BYTES") = static_cast<int>(sizeof(BlockQ8K));
+
+  m.def(
+      "linear",
+      [](ThreadPool& pool, Address data, int type, int64_t rows, int64_t cols, Address x, int64_t num_tokens, Address y) {
+        linear(pool, matrix(data, type, rows, cols), pointer<const float>(x), num_tokens, pointer<float>(y));
+      },
+      "pool"_a, "data"_a, "type"_a, "rows"_a, "cols"_a, "x"_a, "num_tokens"_a, "y"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "head_linear",
+      [](ThreadPool& pool, Address data, int type, int64_t num_heads, int64_t lead_stride, int64_t rows, int64_t cols,
+         Address x, int64_t num_tokens, Address y) {
+        head_linear(pool, matrix(data, type, rows, cols), num_heads, lead_stride, pointer<const float>(x), num_tokens,
+                    pointer<float>(y));
+      },
+      "pool"_a, "data"_a, "type"_a, "num_heads"_a, "lead_stride"_a, "rows"_a, "cols"_a, "x"_a, "num_tokens"_a, "y"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "decode_rows",
+      [](ThreadPool& pool, Address data, int type, int64_t rows, int64_t cols, Address ids, int64_t num_ids, Address out) {
+        decode_rows(pool, matrix(data, type, rows, cols), pointer<const int64_t>(ids), num_ids, pointer<float>(out));
+      },
+      "pool"_a, "data"_a, "type"_a, "rows"_a, "cols"_a, "ids"_a, "num_ids"_a, "out"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "expert_mlp",
+      [](ThreadPool& pool, const MatrixSpec& gate, const MatrixSpec& up, const MatrixSpec& down, Address x, int64_t n,
+         Address y) {
+        nb::gil_scoped_release release;
+        expert_mlp(pool, matrix(gate), matrix(up), matrix(down), pointer<const float>(x), n, pointer<float>(y));
+      },
+      "pool"_a, "gate"_a, "up"_a, "down"_a, "x"_a, "n"_a, "y"_a);
+  m.def(
+      "moe_sum",
+      [](ThreadPool& pool, Address results, Address weights, int64_t num_tokens, int64_t k, int64_t hidden, Address y) {
+        if (k < 1) throw std::invalid_argument("a sum over no experts");
+        moe_sum(pool, pointer<const float>(results), pointer<const float>(weights), num_tokens, k, hidden,
+                pointer<float>(y));
+      },
+      "pool"_a, "results"_a, "weights"_a, "num_tokens"_a, "k"_a, "hidden"_a, "y"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "silu_mul",
+      [](Address gate, Address up, int64_t count, Address out) {
+        active_isa().silu_mul(pointer<const float>(gate), pointer<const float>(up), count, pointer<float>(out));
+      },
+      "gate"_a, "up"_a, "count"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "quantize_q8_k",
+      [](Address x, int64_t cols, Address out) {
+        if (cols < 0 || cols % kSuperBlock != 0) throw std::invalid_argument("Q8_K blocks hold 256 values");
+        active_isa().quantize_q8_k(pointer<const float>(x), cols, pointer<BlockQ8K>(out));
+      },
+      "x"_a, "cols"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("moe_workspace_bytes", &moe_workspace_bytes, "hidden"_a, "inner"_a, "num_tokens"_a, "k"_a);
+
+  nb::class_<MoeLayer>(m, "MoeLayer")
+      .def(
+          "__init__",
+          [](MoeLayer* self, std::shared_ptr<Residency> residency, int layer, int64_t hidden, int64_t inner,
+             const Part& gate, const Part& up, const Part& down) {
+            new (self) MoeLayer(std::move(residency), layer, hidden, inner, part_spec(gate), part_spec(up),
+                                part_spec(down));
+          },
+          "residency"_a, "layer"_a, "hidden"_a, "inner"_a, "gate"_a, "up"_a, "down"_a)
+      .def(
+          "run",
+          [](MoeLayer& self, ThreadPool& pool, Address x, Address ids, Address weights, int64_t num_tokens, int64_t k,
+             Address out) {
+            nb::gil_scoped_release release;
+            return self.run(pool, pointer<const float>(x), pointer<const int32_t>(ids), pointer<const float>(weights),
+                            num_tokens, k, pointer<float>(out));
+          },
+          "pool"_a, "x"_a, "ids"_a, "weights"_a, "num_tokens"_a, "k"_a, "out"_a)
+      .def(
+          "finish",
+          [](MoeLayer& self, ThreadPool& pool, const std::vector<int32_t>& experts, bool last) {
+            nb::gil_scoped_release release;
+            return self.finish(pool, experts, last);
+          },
+          "pool"_a, "experts"_a, "last"_a)
+      .def("abort", &MoeLayer::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("is_pending", &MoeLayer::is_pending);
+}

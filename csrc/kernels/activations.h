@@ -1,0 +1,34 @@
+// Activation rows in the form that a type's product wants, and the memory they need.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/isa_table.h"
+#include "thread_pool.h"
+
+namespace expertide {
+
+// Products below this many multiply-adds are done by the caller alone: waking a worker costs more.
+constexpr int64_t kSmallWork = 32 * 1024;
+
+// Tokens that share one decoding of a row. 64 float rows of 2,048 are 512 KiB: they stay in a core's own cache.
+constexpr int64_t kTokenTile = 64;
+
+// This thread's scratch for decoded rows; grows to the widest matrix seen.
+float* row_scratch(int64_t cols);
+
+// Quantised (or plain) rows of one activation matrix. Memory is kept between calls.
+class ActivationRows {
+ public:
+  // Pointers to the contiguous rows of x [num_rows, cols], valid until the next call. x may be seen as
+  // [num_rows / num_heads, num_heads, cols]: the pointers come head by head. In float form they point into x.
+  const void* const* prepare(ThreadPool& pool, const IsaTable& isa, Activation form, const float* x, int64_t num_rows,
+                             int64_t cols, int64_t num_heads = 1);
+
+ private:
+  std::vector<const void*> pointers_;
+  std::vector<BlockQ8K> blocks_;
+};
+
+}  // namespace expertide

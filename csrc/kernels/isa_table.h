@@ -1,0 +1,54 @@
+// What one instruction set offers: per quant type a row decoder and a row-times-activations product.
+//
+// Every table computes the same bits. A new instruction set is one more translation unit that fills one more table; a
+// faster product for a type replaces one entry, in all tables at once.
+#pragma once
+
+#include <stdint.h>
+
+#include "kernels/quant.h"
+
+namespace expertide {
+
+// The form in which a type's product takes its activations.
+enum class Activation : int { kFloat32, kQ8K };
+
+// Packed rows times `num_tokens` activation rows. y[t][first_row + r] is written for r < num_rows; the value does not
+// depend on num_rows or num_tokens: each (row, token) pair is summed in an order given by cols alone.
+struct DotArgs {
+  const uint8_t* rows;  // the first row of this call
+  int64_t row_bytes;
+  int64_t num_rows;
+  int64_t cols;
+  const void* const* x;  // [num_tokens] pointers to float[cols] or BlockQ8K[cols / 256]
+  int64_t num_tokens;
+  float* const* y;       // [num_tokens] pointers
+  int64_t first_row;
+  float* scratch;  // kMaxRowsAtOnce * cols floats, this thread's own
+};
+
+// Largest number of rows that a product decodes side by side; sizes DotArgs::scratch.
+constexpr int kMaxRowsAtOnce = 2;
+
+struct TypeKernels {
+  void (*decode_row)(const uint8_t* row, int64_t cols, float* out);
+  void (*dot)(const DotArgs& args);
+  int block_size;
+  int block_bytes;
+  Activation activation;
+};
+
+struct IsaTable {
+  const char* name;
+  TypeKernels types[kNumQuantIds];  // block_size 0: no such type
+  void (*quantize_q8_k)(const float* x, int64_t cols, BlockQ8K* out);
+  // out[i] = silu(gate[i]) * up[i]; out may be gate.
+  void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
+};
+
+extern const IsaTable kBaseTable;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const IsaTable kAvx2Table;
+#endif
+
+}  // namespace expertide
