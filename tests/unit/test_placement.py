@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertide.errors import BudgetError, RequestError
-from expertide.formats.quants.base import QuantType
+from expertide.formats.quants import by_name
 from expertide.formats.tensors import ByteRange, ExpertCatalog, ExpertPart
 from expertide.memory.placement import ModelNeeds, Plan, expert_window_bytes, plan
 from expertide.units import GIB, MIB
@@ -147,15 +147,8 @@ def test_any_request_ends_in_a_plan_that_holds_or_in_a_refusal(
     assert cache is None or result.expert_cache_bytes <= cache
 
 
-class Bytes(QuantType):
-    name, ggml_id, block_size, block_bytes = "BYTES", 999, 1, 1
-
-    def decode(self, raw):  # type: ignore[no-untyped-def]
-        raise NotImplementedError
-
-
 def catalog(offsets: list[int], nbytes: int) -> ExpertCatalog:
-    part = ExpertPart("gate", Bytes(), 1, nbytes, tuple(ByteRange(0, offset, nbytes) for offset in offsets))
+    part = ExpertPart("gate", by_name("Q8_0"), 1, nbytes, tuple(ByteRange(0, offset, nbytes) for offset in offsets))
     return ExpertCatalog(len(offsets), {3: (part,)})
 
 
