@@ -8,6 +8,7 @@
     byte_alphabet.py    the printable stand-ins for bytes that byte-level vocabularies are written in
     detokenizer.py      IncrementalDetokenizer: token by token, never half a character
     stops.py            StopMatcher: stop strings over token borders
+    sizes.py            memory that a tokenizer needs, for the plan
     chat.py             ChatTemplate: the model's jinja2 template in a sandbox
 
 Promises: the pieces that a stream shows concatenate to what `decode` gives at once; whatever a file or a caller hands

@@ -60,8 +60,8 @@ _DEEPSEEK_LETTERS = """
 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2
 118A0-118DF 1E900-1E943
 """
-# ASCII without letters' neighbours 30-39, full-width forms, curly quotes, ideographic space and full stop. The ASCII
-# letters inside 3A-7E are harmless: the split before has taken them.
+# ASCII but for digits, full-width forms, curly quotes, ideographic space, comma and full stop. The ASCII letters inside
+# 3A-7E do no harm: the split before has taken them.
 _DEEPSEEK_PUNCTUATION = "21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3000-3002"
 _DEEPSEEK_IDEOGRAPHS = "4E00-9FA5 800-4E00 AC00-D7FF"
 _DEEPSEEK_V3_IDEOGRAPHS = "4E00-9FA5 3040-309F 30A0-30FF"

@@ -119,11 +119,7 @@ class Tokenizer:
         asked = None if pre_tokenizer is None else pre_tokenizers.find_asked(pre_tokenizer)
         vocabulary = read_vocabulary(metadata, source=source)
         chosen, choice_warnings = (asked, ()) if asked else _choose(metadata, len(vocabulary.tokens), source)
-        controls = {
-            token: token_id
-            for token_id, token in enumerate(vocabulary.tokens)
-            if vocabulary.types[token_id] == TokenType.CONTROL
-        }
+        controls = {token: vocabulary.ids[token] for token in _texts(vocabulary, TokenType.CONTROL)}
         template = metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
             raise FormatError(f"{source}: tokenizer.chat_template: found {type(template).__name__}, expected a string")
@@ -257,39 +253,33 @@ def _choose(metadata: Mapping[str, object], num_tokens: int, source: str) -> tup
 
 
 def _build_backend(vocabulary: Vocabulary, chosen: PreTokenizer) -> Any:
-    vocab = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
-    if chosen.ignore_merges:
-        _drop_unreachable(vocab, vocabulary)
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=vocabulary.merges, ignore_merges=chosen.ignore_merges)
-    )
+    vocab = _reachable(vocabulary) if chosen.ignore_merges else vocabulary.ids
+    model = models.BPE(vocab=vocab, merges=vocabulary.merges, ignore_merges=chosen.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = chosen.pipeline()
     normalizer = chosen.normalizer()
     if normalizer is not None:
         backend.normalizer = normalizer
-    # Matched in the text as written, before it is normalised; the text of an id is in the vocabulary, so ids stay.
-    backend.add_special_tokens(_added(vocabulary, TokenType.CONTROL, special=True))
-    backend.add_tokens(_added(vocabulary, TokenType.USER_DEFINED, special=False))
+    # Matched in the text as written, before it is normalised; their texts are in the vocabulary already, so ids stay.
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _texts(vocabulary, TokenType.CONTROL)]
+    )
+    backend.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in _texts(vocabulary, TokenType.USER_DEFINED)]
+    )
     return backend
 
 
-def _added(vocabulary: Vocabulary, kind: TokenType, *, special: bool) -> list[AddedToken]:
-    return [
-        AddedToken(token, special=special, normalized=False)
-        for token_id, token in enumerate(vocabulary.tokens)
-        if vocabulary.types[token_id] == kind and token
-    ]
+def _texts(vocabulary: Vocabulary, kind: TokenType) -> list[str]:
+    return [token for token, found in zip(vocabulary.tokens, vocabulary.types, strict=True) if found == kind and token]
 
 
-def _drop_unreachable(vocab: dict[str, int], vocabulary: Vocabulary) -> None:
-    """Keep unused tokens out of a vocabulary that takes whole pieces by their text."""
-    unused = {
-        token for token_id, token in enumerate(vocabulary.tokens) if vocabulary.types[token_id] == TokenType.UNUSED
-    }
+def _reachable(vocabulary: Vocabulary) -> dict[str, int]:
+    """The vocabulary without unused tokens: where pieces are looked up as they stand, one of them could be hit."""
+    unused = set(_texts(vocabulary, TokenType.UNUSED))
     for left, right in vocabulary.merges if unused else ():
         unused -= {left, right, left + right}
-    for token in unused:
-        vocab.pop(token, None)
+    return {token: token_id for token, token_id in vocabulary.ids.items() if token not in unused}
 
 
 def _byte_of(text: str) -> bytes:

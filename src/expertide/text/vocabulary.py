@@ -39,7 +39,8 @@ class Vocabulary:
     """A checked byte-level vocabulary.
 
     Attributes:
-        tokens: text by id, all different.
+        tokens: text by id; all different, except that padding may be several empty texts.
+        ids: id by text, without the empty ones.
         types: a TokenType by id.
         merges: pairs whose parts and whose concatenation are tokens.
         bos_id, eos_id, eot_id, eom_id, pad_id: ids inside the vocabulary, or None.
@@ -48,6 +49,7 @@ class Vocabulary:
     """
 
     tokens: Sequence[str]
+    ids: dict[str, int]
     types: bytes
     merges: Sequence[tuple[str, str]]
     bos_id: int | None
@@ -76,6 +78,7 @@ def read_vocabulary(metadata: Mapping[str, object], *, source: str) -> Vocabular
     types = _types(metadata, tokens, index, named, source)
     return Vocabulary(
         tokens=tokens,
+        ids=index,
         types=bytes(types),
         merges=_merges(metadata, tokens, index, source),
         bos_id=named["bos"],
