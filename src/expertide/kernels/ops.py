@@ -90,7 +90,7 @@ class Kernels(Protocol):
             first_position: position of token 0 of this call.
 
         Returns:
-            o_TQU float32. Workspace stays below `WORKSPACE_BYTES` of the implementation whatever T and S are.
+            o_TQU float32. Workspace is bounded whatever T and S are (`tiles.attention_bytes`).
         """
         ...
 

@@ -1,6 +1,6 @@
 """Causal latent attention in absorbed form, with bounded workspace.
 
-for a tile of queries (at most QUERY_TILE_SCORES / (Q * KEY_TILE) of them)
+for a tile of queries (see tiles.py)
     qa = k_b · q_nope
     for key tiles 0.., 2048.., 4096.. in this order        absolute positions, so that a tile holds the same keys
         scores, running maximum, running sum, running Σ p·latent    whatever chunk asks
@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from expertide.kernels.qtensor import QTensor
-from expertide.units import MIB
-
-KEY_TILE = 2048  # keys; as float32 a tile of 576-wide rows takes 4.5 MiB
-QUERY_TILE_SCORES = 4 * MIB  # float32 scores of one (query tile, key tile) pair: 16 MiB
-
-# Scores and their exponentials 32 MiB, the query tile's latents (64 values of L per score row) and accumulators, one key
-# tile as float32, one decoded tile of k_b or v_b with the decoder's own arrays.
-WORKSPACE_BYTES = 96 * MIB
+from expertide.kernels.tiles import KEY_TILE, queries_per_tile
 
 
 def mla_attention(
@@ -40,10 +33,10 @@ def mla_attention(
     """See `Kernels.mla_attention`; `head_linear` multiplies with the packed per-head matrices."""
     num_tokens, num_heads, _ = q_nope_TQN.shape
     assert latent_SL.shape[0] >= first_position + num_tokens
-    queries_per_tile = max(1, QUERY_TILE_SCORES // (num_heads * KEY_TILE))
+    num_queries = queries_per_tile(num_heads)
     outputs = []
-    for begin in range(0, num_tokens, queries_per_tile):
-        end = min(begin + queries_per_tile, num_tokens)
+    for begin in range(0, num_tokens, num_queries):
+        end = min(begin + num_queries, num_tokens)
         num_keys = first_position + end
         attended = _attend(
             head_linear(q_nope_TQN[begin:end], k_b),

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from expertide.kernels.qtensor import QTensor
-from expertide.units import MIB
-
-# Decoded values of one tile. The ceiling promised everywhere is 32 MiB; the decoders of the K types need about as much
-# again for their intermediate arrays, and smaller tiles stay in the cache between decoding and multiplying.
-TILE_BYTES = 8 * MIB
+from expertide.kernels.tiles import DECODED_TILE_BYTES
 
 
 def decode_rows(w: QTensor, begin: int, end: int) -> Tensor:
@@ -24,7 +20,7 @@ def linear(x_TI: Tensor, w: QTensor) -> Tensor:
     """y_TO = x_TI · wᵀ."""
     num_rows, num_cols = w.shape
     assert x_TI.shape[-1] == num_cols, (x_TI.shape, w.shape)
-    rows_per_tile = max(1, TILE_BYTES // (4 * num_cols))
+    rows_per_tile = max(1, DECODED_TILE_BYTES // (4 * num_cols))
     if num_rows <= rows_per_tile:
         return x_TI @ decode_rows(w, 0, num_rows).T
     y_TO = x_TI.new_empty((x_TI.shape[0], num_rows), dtype=torch.float32)
@@ -40,7 +36,7 @@ def head_linear(x_TQI: Tensor, w: QTensor) -> Tensor:
     assert x_TQI.shape[1:] == (num_heads, num_cols), (x_TQI.shape, w.shape)
     x_QTI = x_TQI.transpose(0, 1)
     y_TQO = x_TQI.new_empty((x_TQI.shape[0], num_heads, num_rows), dtype=torch.float32)
-    heads_per_tile = TILE_BYTES // (4 * num_rows * num_cols)
+    heads_per_tile = DECODED_TILE_BYTES // (4 * num_rows * num_cols)
     if heads_per_tile == 0:
         for head in range(num_heads):
             y_TQO[:, head] = linear(x_QTI[head], w.index(head))

@@ -1,0 +1,390 @@
+"""DeepSeek-V2, V2-Lite, Coder-V2, V3, R1, Kimi-K2: GGUF architecture `deepseek2`.
+
+What is special, and where it is described:
+
+    attention   latent (MLA): one cached row per token for all heads             arXiv 2405.04434, section 2.1
+                queries through a low rank (`attn_q_a`, `attn_q_b`) or not (`attn_q`)
+                unfolding matrices split per head (`attn_k_b`, `attn_v_b`) or joint (`attn_kv_b`, older files)
+    positions   rope on adjacent pairs of the last `rope_dim` values; YaRN with m(f, a) = 0.1 * a * ln(f) + 1:
+                the softmax scale carries m², cos and sin the ratio of two m, which is 1 in every released model
+    layers      dense before `first_k_dense_replace`, then MoE where the frequency says so; or dense only
+    router      V2: softmax, groups rated by their best. V3: sigmoid + selection bias, groups rated by their two best
+
+Configs come from GGUF metadata or config.json (`deepseek_v2_config`, with the same promises: what neither that file nor
+the shared layers know is refused by name). No torch until `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
+from expertide.kernels import tiles
+from expertide.models.deepseek_v2_config import DeepseekV2Config, tiny_config
+from expertide.models.tensor_directory import TensorDirectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expertide.kernels.ops import Kernels
+    from expertide.kernels.qtensor import QTensor
+    from expertide.models.architecture import ExpertExecutor, Model
+    from expertide.models.layers.ffn import FeedForward, SwiGLU
+    from expertide.models.layers.latent_attention import LatentAttention
+
+__all__ = ["HF_NAMES", "DeepseekV2Architecture", "DeepseekV2Config", "tiny_config"]
+
+# GGUF name -> checkpoint name. {} is the layer; a stacked expert tensor stands for one checkpoint tensor per expert,
+# whose number takes the second {}. `attn_k_b` and `attn_v_b` are made from kv_b_proj, k_b transposed per head.
+HF_NAMES: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
+    "blk.{}.attn_q.weight": "model.layers.{}.self_attn.q_proj.weight",
+    "blk.{}.attn_q_a.weight": "model.layers.{}.self_attn.q_a_proj.weight",
+    "blk.{}.attn_q_a_norm.weight": "model.layers.{}.self_attn.q_a_layernorm.weight",
+    "blk.{}.attn_q_b.weight": "model.layers.{}.self_attn.q_b_proj.weight",
+    "blk.{}.attn_kv_a_mqa.weight": "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight",
+    "blk.{}.attn_kv_a_norm.weight": "model.layers.{}.self_attn.kv_a_layernorm.weight",
+    "blk.{}.attn_kv_b.weight": "model.layers.{}.self_attn.kv_b_proj.weight",
+    "blk.{}.attn_output.weight": "model.layers.{}.self_attn.o_proj.weight",
+    "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "blk.{}.ffn_gate.weight": "model.layers.{}.mlp.gate_proj.weight",
+    "blk.{}.ffn_up.weight": "model.layers.{}.mlp.up_proj.weight",
+    "blk.{}.ffn_down.weight": "model.layers.{}.mlp.down_proj.weight",
+    "blk.{}.ffn_gate_inp.weight": "model.layers.{}.mlp.gate.weight",
+    "blk.{}.exp_probs_b.bias": "model.layers.{}.mlp.gate.e_score_correction_bias",
+    "blk.{}.ffn_gate_exps.weight": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+    "blk.{}.ffn_up_exps.weight": "model.layers.{}.mlp.experts.{}.up_proj.weight",
+    "blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.{}.down_proj.weight",
+    "blk.{}.ffn_gate_shexp.weight": "model.layers.{}.mlp.shared_experts.gate_proj.weight",
+    "blk.{}.ffn_up_shexp.weight": "model.layers.{}.mlp.shared_experts.up_proj.weight",
+    "blk.{}.ffn_down_shexp.weight": "model.layers.{}.mlp.shared_experts.down_proj.weight",
+}
+
+# Each routed expert is read once per chunk: longer chunks read less and need more workspace. 512 tokens already visit
+# nearly every expert of a layer (V2-Lite: 3,072 choices among 64).
+PREFILL_CHUNK = 512
+
+_BIAS_NAMES = ("blk.{}.exp_probs_b.bias", "blk.{}.exp_probs_b", "blk.{}.exp_probs_b.weight")
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """What the directory check found: resident tensors by the name this file uses, and the experts' parts."""
+
+    resident: dict[str, TensorInfo]
+    experts: dict[int, tuple[ExpertPart, ...]]
+    has_joint_kv_b: bool
+
+
+class DeepseekV2Architecture:
+    """Implements `architecture.Architecture` for GGUF files of architecture `deepseek2`."""
+
+    name = "deepseek2"
+    default_prefill_chunk = PREFILL_CHUNK
+
+    def __init__(self, files: ModelFiles) -> None:
+        """
+        Raises:
+            FormatError: keys or tensors are missing, contradict each other, or have wrong shapes.
+            UnsupportedError: a value, or a tensor, that has no code here.
+        """
+        self.config = DeepseekV2Config.from_gguf(files)
+        self._tensors = _find_tensors(files, self.config)
+
+    def resident_tensors(self) -> list[TensorInfo]:
+        infos = {info.name: info for info in self._tensors.resident.values()}
+        return sorted(infos.values(), key=lambda info: (info.file_id, info.offset))
+
+    def expert_catalog(self) -> ExpertCatalog | None:
+        if self.config.router is None:
+            return None
+        return ExpertCatalog(self.config.num_experts, self._tensors.experts)
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return self.config.num_layers * (self.config.kv_rank + self.config.rope_dim) * dtype_bytes
+
+    def decoded_copy_bytes(self, dtype_bytes: int) -> int:
+        if not self._tensors.has_joint_kv_b:
+            return 0
+        config = self.config
+        return config.num_layers * config.num_heads * config.kv_rank * config.nope_dim * dtype_bytes
+
+    def workspace_bytes(self, chunk: int) -> int:
+        config = self.config
+        attention = tiles.attention_bytes(
+            chunk, num_heads=config.num_heads, rank=config.kv_rank, rope_dim=config.rope_dim
+        )
+        # Queries and their parts, the attended values before and after joining tiles.
+        attention += 4 * chunk * config.num_heads * (2 * config.head_dim + 2 * config.value_dim)
+        widest = max(config.dense_inner, config.moe_inner * max(config.num_shared_experts, 1))
+        ffn = 4 * chunk * 4 * widest + tiles.decoding_bytes()  # gate, up, silu(gate), the product
+        if config.router is not None:
+            ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts)
+        streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
+        head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
+        return max(attention, ffn, head) + streams
+
+    def describe(self) -> dict[str, object]:
+        config = self.config
+        facts: dict[str, object] = {
+            "layers": config.num_layers,
+            "hidden size": config.hidden_size,
+            "vocabulary": config.vocab_size,
+            "context": config.context_length,
+            "attention": (
+                f"latent (MLA): {config.num_heads} heads of {config.nope_dim}+{config.rope_dim}, values "
+                f"{config.value_dim}, latent {config.kv_rank}"
+            ),
+            "queries": "plain" if config.query_rank is None else f"low rank {config.query_rank}",
+            "key/value up-projection": (
+                "joint (attn_kv_b)" if self._tensors.has_joint_kv_b else "split (attn_k_b, attn_v_b)"
+            ),
+            "attention scale": round(config.attention_scale, 9),
+            "rope": _describe_rope(config),
+            "dense layers": config.num_layers - len(config.moe_layers),
+            "MoE layers": len(config.moe_layers),
+        }
+        if config.router is not None:
+            router = config.router
+            facts["routed experts"] = f"{router.num_experts}, {router.num_experts_per_tok} per token"
+            facts["shared experts"] = config.num_shared_experts
+            facts["router"] = (
+                router.score
+                + (" + selection bias" if router.has_bias else "")
+                + (f", best {router.top_groups} of {router.num_groups} groups" if router.num_groups > 1 else "")
+                + (", weights sum to 1" if router.renormalize else "")
+                + (f", scale {router.scale:g}" if router.scale != 1 else "")
+            )
+        return facts
+
+    def build(
+        self,
+        weights: Mapping[str, QTensor],
+        kernels: Kernels,
+        executor: ExpertExecutor | None,
+        *,
+        context: int,
+        kv_dtype: str,
+    ) -> Model:
+        from expertide.models.layers.decoder import CacheShape, DecoderLayer, DecoderModel
+        from expertide.models.layers.step import Rotation
+
+        assert (executor is None) == (self.config.router is None)
+        config = self.config
+        builder = _Builder(self._tensors, config, weights, kernels, executor, kv_dtype)
+        layers = [
+            DecoderLayer(
+                attention_norm=builder.vector(f"blk.{layer_id}.attn_norm.weight"),
+                attention=builder.attention(layer_id),
+                ffn_norm=builder.vector(f"blk.{layer_id}.ffn_norm.weight"),
+                ffn=builder.ffn(layer_id),
+            )
+            for layer_id in range(config.num_layers)
+        ]
+        return DecoderModel(
+            embedding=builder.matrix("token_embd.weight"),
+            layers=layers,
+            final_norm=builder.vector("output_norm.weight"),
+            output=builder.matrix("output.weight"),
+            norm_eps=config.norm_eps,
+            rotation=Rotation(config.rope),
+            cache_shape=CacheShape(config.kv_rank, config.rope_dim, kv_dtype),
+            kernels=kernels,
+        )
+
+
+class _Builder:
+    """Puts layers together from weights."""
+
+    def __init__(
+        self,
+        tensors: _Tensors,
+        config: DeepseekV2Config,
+        weights: Mapping[str, QTensor],
+        kernels: Kernels,
+        executor: ExpertExecutor | None,
+        kv_dtype: str,
+    ) -> None:
+        self._tensors = tensors
+        self._config = config
+        self._weights = weights
+        self._kernels = kernels
+        self._executor = executor
+        self._kv_dtype = kv_dtype
+
+    def matrix(self, name: str) -> QTensor:
+        return self._weights[self._tensors.resident[name].name]
+
+    def vector(self, name: str) -> Tensor:
+        import torch
+
+        return torch.from_numpy(self.matrix(name).decode().copy())
+
+    def attention(self, layer_id: int) -> LatentAttention:
+        from expertide.models.deepseek_v2_config import LATENT_NORM_EPS
+        from expertide.models.layers.latent_attention import (
+            LatentAttention,
+            LatentAttentionDims,
+            LatentAttentionWeights,
+            split_joint_kv_b,
+        )
+
+        config, blk = self._config, f"blk.{layer_id}."
+        dims = LatentAttentionDims(
+            num_heads=config.num_heads,
+            nope_dim=config.nope_dim,
+            rope_dim=config.rope_dim,
+            value_dim=config.value_dim,
+            kv_rank=config.kv_rank,
+        )
+        if self._tensors.has_joint_kv_b:
+            k_b, v_b = split_joint_kv_b(self.matrix(blk + "attn_kv_b.weight"), dims, dtype=self._kv_dtype)
+        else:
+            k_b, v_b = self.matrix(blk + "attn_k_b.weight"), self.matrix(blk + "attn_v_b.weight")
+        is_plain = config.query_rank is None
+        weights = LatentAttentionWeights(
+            kv_a=self.matrix(blk + "attn_kv_a_mqa.weight"),
+            kv_a_norm=self.vector(blk + "attn_kv_a_norm.weight"),
+            k_b=k_b,
+            v_b=v_b,
+            output=self.matrix(blk + "attn_output.weight"),
+            q=self.matrix(blk + "attn_q.weight") if is_plain else None,
+            q_a=None if is_plain else self.matrix(blk + "attn_q_a.weight"),
+            q_a_norm=None if is_plain else self.vector(blk + "attn_q_a_norm.weight"),
+            q_b=None if is_plain else self.matrix(blk + "attn_q_b.weight"),
+        )
+        return LatentAttention(
+            layer_id,
+            dims,
+            weights,
+            self._kernels,
+            scale=config.attention_scale,
+            latent_norm_eps=LATENT_NORM_EPS,
+        )
+
+    def ffn(self, layer_id: int) -> FeedForward:
+        from expertide.models.layers.ffn import RoutedExperts
+
+        config, blk = self._config, f"blk.{layer_id}."
+        if config.router is None or layer_id not in config.moe_layers:
+            return self._swiglu(blk, "")
+        assert self._executor is not None
+        return RoutedExperts(
+            layer_id,
+            config.router,
+            router=self.matrix(blk + "ffn_gate_inp.weight"),
+            bias_E=self.vector(blk + "exp_probs_b.bias") if config.router.has_bias else None,
+            shared=self._swiglu(blk, "_shexp") if config.num_shared_experts else None,
+            executor=self._executor,
+            kernels=self._kernels,
+        )
+
+    def _swiglu(self, blk: str, suffix: str) -> SwiGLU:
+        from expertide.models.layers.ffn import SwiGLU
+
+        gate, up, down = (self.matrix(f"{blk}ffn_{part}{suffix}.weight") for part in ("gate", "up", "down"))
+        return SwiGLU(gate, up, down, self._kernels)
+
+
+def _find_tensors(files: ModelFiles, config: DeepseekV2Config) -> _Tensors:
+    """Find and check every tensor the config asks for; refuse what is left over.
+
+    Raises:
+        FormatError, UnsupportedError: see `TensorDirectory`.
+    """
+    directory = TensorDirectory(files, DeepseekV2Architecture.name)
+    resident: dict[str, TensorInfo] = {}
+    experts: dict[int, tuple[ExpertPart, ...]] = {}
+    hidden, vocab = config.hidden_size, config.vocab_size
+
+    def take(name: str, *shape: int, aliases: tuple[str, ...] = ()) -> None:
+        resident[name] = directory.take(name, shape, aliases=aliases)
+
+    take("token_embd.weight", vocab, hidden)
+    take("output_norm.weight", hidden)
+    take("output.weight", vocab, hidden, aliases=("token_embd.weight",))  # tied embeddings have no output matrix
+    is_joint = not directory.has("blk.0.attn_k_b.weight") and directory.has("blk.0.attn_kv_b.weight")
+    for layer_id in range(config.num_layers):
+        blk = f"blk.{layer_id}."
+        for name, shape in _attention_shapes(config, is_joint).items():
+            take(blk + name, *shape)
+        # Some files carry both generations; one is enough.
+        directory.ignore([blk + "attn_k_b.weight", blk + "attn_v_b.weight"] if is_joint else [blk + "attn_kv_b.weight"])
+        take(blk + "ffn_norm.weight", hidden)
+        if config.router is None or layer_id not in config.moe_layers:
+            _take_swiglu(take, blk, "", hidden, config.dense_inner)
+            continue
+        take(blk + "ffn_gate_inp.weight", config.num_experts, hidden)
+        if config.router.has_bias:
+            names = [name.format(layer_id) for name in _BIAS_NAMES]
+            take(names[0], config.num_experts, aliases=tuple(names[1:]))
+        if config.num_shared_experts:
+            _take_swiglu(take, blk, "_shexp", hidden, config.moe_inner * config.num_shared_experts)
+        experts[layer_id] = _expert_parts(directory, blk, config)
+    # Draft layers (multi-token prediction) come after the model's own and are not used.
+    directory.ignore(name for name in files.tensors if _layer_of(name) >= config.num_layers)
+    directory.refuse_leftovers()
+    return _Tensors(resident, experts, is_joint)
+
+
+def _attention_shapes(config: DeepseekV2Config, is_joint: bool) -> dict[str, tuple[int, ...]]:
+    heads, rank, hidden = config.num_heads, config.kv_rank, config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,)}
+    if config.query_rank is None:
+        shapes["attn_q.weight"] = (heads * config.head_dim, hidden)
+    else:
+        shapes["attn_q_a.weight"] = (config.query_rank, hidden)
+        shapes["attn_q_a_norm.weight"] = (config.query_rank,)
+        shapes["attn_q_b.weight"] = (heads * config.head_dim, config.query_rank)
+    shapes["attn_kv_a_mqa.weight"] = (rank + config.rope_dim, hidden)
+    shapes["attn_kv_a_norm.weight"] = (rank,)
+    if is_joint:
+        shapes["attn_kv_b.weight"] = (heads * (config.nope_dim + config.value_dim), rank)
+    else:
+        shapes["attn_k_b.weight"] = (heads, rank, config.nope_dim)
+        shapes["attn_v_b.weight"] = (heads, config.value_dim, rank)
+    shapes["attn_output.weight"] = (hidden, heads * config.value_dim)
+    return shapes
+
+
+def _take_swiglu(take: Callable[..., None], blk: str, suffix: str, hidden: int, inner: int) -> None:
+    take(f"{blk}ffn_gate{suffix}.weight", inner, hidden)
+    take(f"{blk}ffn_up{suffix}.weight", inner, hidden)
+    take(f"{blk}ffn_down{suffix}.weight", hidden, inner)
+
+
+def _expert_parts(directory: TensorDirectory, blk: str, config: DeepseekV2Config) -> tuple[ExpertPart, ...]:
+    """The parts of a layer's experts, in the order gate, up, down; or gate_up, down where the file stacks both."""
+    inner, hidden = config.moe_inner, config.hidden_size
+    if directory.has(blk + "ffn_gate_up_exps.weight"):
+        shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    else:
+        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    parts = []
+    for part, (rows, cols) in shapes.items():
+        info = directory.take(f"{blk}ffn_{part}_exps.weight", (config.num_experts, rows, cols))
+        ranges = tuple(info.slice(expert) for expert in range(config.num_experts))
+        parts.append(ExpertPart(part, info.quant, rows, cols, ranges))
+    return tuple(parts)
+
+
+def _layer_of(name: str) -> int:
+    """The layer number in `blk.N.…`, or -1."""
+    pieces = name.split(".", 2)
+    return int(pieces[1]) if pieces[0] == "blk" and len(pieces) == 3 and pieces[1].isdecimal() else -1
+
+
+def _describe_rope(config: DeepseekV2Config) -> str:
+    yarn = config.rope.yarn
+    base = f"base {config.rope.theta:g}"
+    if yarn is None:
+        return base
+    return (
+        f"{base}, YaRN factor {yarn.factor:g} over {yarn.original_context:,} positions "
+        f"(beta {yarn.beta_fast:g}/{yarn.beta_slow:g})"
+    )

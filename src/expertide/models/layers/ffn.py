@@ -1,0 +1,70 @@
+"""The feed-forward half of a layer: one dense SwiGLU, or routed experts beside a shared SwiGLU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from expertide.kernels.ops import Kernels
+from expertide.kernels.qtensor import QTensor
+from expertide.kernels.router import RouterSpec
+from expertide.models.architecture import ExpertExecutor
+from expertide.models.layers.step import Step
+
+
+class FeedForward(Protocol):
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor: ...
+
+
+class SwiGLU:
+    """down · (silu(gate · x) * (up · x)); a dense layer's whole MLP, or the shared experts fused into one."""
+
+    def __init__(self, gate: QTensor, up: QTensor, down: QTensor, kernels: Kernels) -> None:
+        self._gate, self._up, self._down = gate, up, down
+        self._kernels = kernels
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        kernels = self._kernels
+        inner_TF = kernels.swiglu(kernels.linear(x_TH, self._gate), kernels.linear(x_TH, self._up))
+        return kernels.linear(inner_TF, self._down)
+
+
+class RoutedExperts:
+    """y = Σ_k weight_k * expert_k(x) + shared(x). The experts live elsewhere; `executor` runs them."""
+
+    def __init__(
+        self,
+        layer_id: int,
+        spec: RouterSpec,
+        *,
+        router: QTensor,
+        bias_E: Tensor | None,
+        shared: SwiGLU | None,
+        executor: ExpertExecutor,
+        kernels: Kernels,
+    ) -> None:
+        self._layer_id = layer_id
+        self._spec = spec
+        self._router = router
+        self._bias_E = bias_E
+        self._shared = shared
+        self._executor = executor
+        self._kernels = kernels
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        logits_TE = self._kernels.linear(x_TH, self._router)
+        topk_ids_TK, topk_weights_TK = self._kernels.route(
+            logits_TE, self._spec, bias_E=self._bias_E, token_ids_T=step.token_ids_T
+        )
+        y_TH = self._executor.run(self._layer_id, x_TH, topk_ids_TK, topk_weights_TK, step.phase)
+        if step.trace is not None:
+            step.record(self._layer_id, "router_logits", logits_TE)
+            step.record(self._layer_id, "topk_ids", topk_ids_TK)
+            step.record(self._layer_id, "topk_weights", topk_weights_TK)
+            step.record(self._layer_id, "routed_experts", y_TH)
+        if self._shared is None:
+            return y_TH
+        shared_TH = self._shared.forward(x_TH, step)
+        step.record(self._layer_id, "shared_experts", shared_TH)
+        return y_TH + shared_TH

@@ -1,0 +1,138 @@
+"""Multi-head latent attention (DeepSeek-V2): the cache holds one small latent per token, heads are unfolded from it.
+
+    q        = q(x)  or  q_b(norm(q_a(x)))        [T, Q, N + C], the last C rotated
+    c | kr   = kv_a(x)                            c normed, kr rotated: the cached row of this token
+    o        = attention in absorbed form         k_b and v_b stay packed, scores and values are taken on latents
+    y        = output(o)
+
+Source: DeepSeek-V2 paper, section 2.1; DeepseekV2Attention in transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from expertide.formats import quants
+from expertide.kernels.ops import Kernels
+from expertide.kernels.qtensor import QTensor
+from expertide.models.layers.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionDims:
+    """Q heads of N nope and C rope dims; L latent values; U value dims."""
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    kv_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionWeights:
+    """Either `q`, or `q_a`, `q_a_norm` and `q_b`."""
+
+    kv_a: QTensor
+    kv_a_norm: Tensor
+    k_b: QTensor  # (Q, L, N)
+    v_b: QTensor  # (Q, U, L)
+    output: QTensor
+    q: QTensor | None = None
+    q_a: QTensor | None = None
+    q_a_norm: Tensor | None = None
+    q_b: QTensor | None = None
+
+
+class LatentAttention:
+    """The attention of one layer."""
+
+    def __init__(
+        self,
+        layer_id: int,
+        dims: LatentAttentionDims,
+        weights: LatentAttentionWeights,
+        kernels: Kernels,
+        *,
+        scale: float,
+        latent_norm_eps: float,
+    ) -> None:
+        assert (weights.q is None) != (weights.q_b is None)
+        self._layer_id = layer_id
+        self._dims = dims
+        self._weights = weights
+        self._kernels = kernels
+        self._scale = scale
+        self._eps = latent_norm_eps
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        """Append the step's tokens to the cache and attend; x_TH is already normed."""
+        kernels, dims, weights, layer_id = self._kernels, self._dims, self._weights, self._layer_id
+        q = self._queries(x_TH).view(step.num_tokens, dims.num_heads, dims.nope_dim + dims.rope_dim)
+        q_nope_TQN, q_rope_TQC = q[..., : dims.nope_dim], q[..., dims.nope_dim :]
+        q_rope_TQC = kernels.rope(q_rope_TQC, step.cos_TP, step.sin_TP)
+
+        kv = kernels.linear(x_TH, weights.kv_a)
+        latent_TL = kernels.rms_norm(kv[:, : dims.kv_rank], weights.kv_a_norm, self._eps)
+        k_rope_TC = kernels.rope(kv[:, dims.kv_rank :], step.cos_TP, step.sin_TP)
+        step.cache.append(layer_id, latent_TL, k_rope_TC)
+        latent_SL, k_rope_SC = step.cache.view(layer_id, step.first_position + step.num_tokens)
+
+        o_TQU = kernels.mla_attention(
+            q_nope_TQN,
+            q_rope_TQC,
+            latent_SL,
+            k_rope_SC,
+            weights.k_b,
+            weights.v_b,
+            scale=self._scale,
+            first_position=step.first_position,
+        )
+        y_TH = kernels.linear(o_TQU.reshape(step.num_tokens, -1), weights.output)
+        if step.trace is not None:
+            for op, tensor in (
+                ("q_nope", q_nope_TQN),
+                ("q_rope", q_rope_TQC),
+                ("latent", latent_TL),
+                ("k_rope", k_rope_TC),
+                ("attention", o_TQU),
+                ("attention_output", y_TH),
+            ):
+                step.record(layer_id, op, tensor)
+        return y_TH
+
+    def _queries(self, x_TH: Tensor) -> Tensor:
+        weights = self._weights
+        if weights.q is not None:
+            return self._kernels.linear(x_TH, weights.q)
+        assert weights.q_a is not None and weights.q_a_norm is not None and weights.q_b is not None
+        q_TR = self._kernels.rms_norm(self._kernels.linear(x_TH, weights.q_a), weights.q_a_norm, self._eps)
+        return self._kernels.linear(q_TR, weights.q_b)
+
+
+def split_joint_kv_b(kv_b: QTensor, dims: LatentAttentionDims, *, dtype: str) -> tuple[QTensor, QTensor]:
+    """k_b and v_b of a file that keeps both in one matrix (Q * (N + U), L), N key rows before U value rows per head.
+
+    The value rows are used in place, packed. The key rows would have to be combined (qa = Σ_n qn[n] * row n) where all
+    other products go along rows, so they are decoded once and kept transposed: Q * L * N values of `dtype`, the one
+    decoded copy in the program; `Architecture.decoded_copy_bytes` counts it.
+    """
+    heads, nope, value, rank = dims.num_heads, dims.nope_dim, dims.value_dim, dims.kv_rank
+    head_rows = nope + value
+    assert kv_b.shape == (heads * head_rows, rank)
+    keys_QLN = np.empty((heads, rank, nope), dtype=np.dtype(dtype))
+    for head in range(heads):
+        keys_QLN[head] = kv_b.row_range(head * head_rows, head * head_rows + nope).decode().T
+    quant = quants.by_name({"float16": "F16", "float32": "F32"}[dtype])
+    k_b = QTensor(keys_QLN.ctypes.data, quant, (heads, rank, nope), keys_QLN)
+    v_b = QTensor(
+        kv_b.address + nope * kv_b.row_bytes,
+        kv_b.quant,
+        (heads, value, rank),
+        kv_b.owner,
+        lead_stride=head_rows * kv_b.row_bytes,
+    )
+    return k_b, v_b
