@@ -5,6 +5,7 @@
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
+    EXPERTIDE_TRACEBACK   1: show where an internal error happened (errors of files and flags never have a traceback)
 
 A value that cannot be read stops the program.
 """
@@ -28,6 +29,7 @@ class Settings:
     serial_io: bool = False
     poison: bool = False
     dump: Path | None = None
+    traceback: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -44,6 +46,7 @@ class Settings:
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,
+            traceback=_switch(env, "EXPERTIDE_TRACEBACK"),
         )
 
 

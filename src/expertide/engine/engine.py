@@ -104,6 +104,11 @@ class Engine:
         self._chunked_ids: list[int] = []
         self._running: Generation | None = None
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the sequence state, filled or not."""
+        return self._cache.nbytes
+
     def generate(
         self,
         prompt_ids: Sequence[int],
@@ -125,7 +130,7 @@ class Engine:
         Raises:
             RequestError: the prompt is empty or longer than the context, or another generation still runs.
         """
-        self._check_prompt(prompt_ids)
+        self.check_prompt(prompt_ids)
         if self._running is not None and self._running.finish_reason is None:
             raise RequestError("a generation is still running; read it to its end or close it first")
         generation = Generation(tuple(prompt_ids))
@@ -147,7 +152,7 @@ class Engine:
         if self._running is not None and self._running.finish_reason is None:
             raise RequestError("a generation is still running; read it to its end or close it first")
         ids = [*context_ids, *continuation_ids]
-        self._check_prompt(ids)
+        self.check_prompt(ids)
         self._rewind(0)
         scores: list[float] = []
         first = len(context_ids) - 1  # this token's logits give the first continuation token
@@ -158,6 +163,19 @@ class Engine:
                 end = min(row + LOGIT_ROWS, stop)
                 scores.extend(self._scores(hidden[row - start : end - start], ids[row + 1 : end + 1]))
         return scores
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Refuse a prompt that could never run.
+
+        Raises:
+            RequestError: no tokens, or more than the context holds.
+        """
+        if not ids:
+            raise RequestError("the prompt is empty: it has no tokens")
+        if len(ids) > self.context:
+            raise RequestError(
+                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it, or raise --context)"
+            )
 
     def _steps(
         self,
@@ -250,11 +268,3 @@ class Engine:
             logs = torch.log_softmax(self._model.logits(hidden).to(torch.float64), dim=-1)
             chosen = logs.gather(1, torch.tensor(wanted_ids, dtype=torch.int64)[:, None])
         return [float(value) for value in chosen[:, 0]]
-
-    def _check_prompt(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise RequestError("the prompt is empty: it has no tokens")
-        if len(ids) > self.context:
-            raise RequestError(
-                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it, or raise --context)"
-            )

@@ -27,21 +27,24 @@ class Interrupt:
         return self._hit
 
     def clear(self) -> None:
-        """Take the flag down, for the next generation of a conversation."""
-        self._hit = False
+        """Take the flag down, before a new answer begins; ignored inside a caller that has entered it before us."""
+        if _is_main() and self._depth <= 1:
+            self._hit = False
 
     def __enter__(self) -> Interrupt:
-        self._depth += 1
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._depth == 1 and is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._hit = False
-            signal.signal(signal.SIGINT, self._handle)
-            self._installed = True
+        # Only the main thread gets signals, so only it counts; other threads just look at the flag.
+        if _is_main():
+            self._depth += 1
+            if self._depth == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._handle)
+                self._installed = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not _is_main():
+            return
         self._depth -= 1
         if self._depth == 0 and self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,3 +54,7 @@ class Interrupt:
         if self._hit:
             raise KeyboardInterrupt
         self._hit = True
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -26,6 +26,8 @@ MAX_STOPS = 64
 class SamplingParams:
     """How one answer is chosen and when it ends.
 
+    `ignore_eos` goes on past the tokens that end an answer, for measurements of a fixed length.
+
     Raises:
         RequestError: a value out of its range; the message names the field.
     """
@@ -43,6 +45,7 @@ class SamplingParams:
     seed: int | None = option(None, "Makes drawn answers repeatable.", metavar="S")
     stop: tuple[str, ...] = option((), "End the answer before this text; may be given again.", metavar="TEXT")
     logit_bias: Mapping[int, float] | None = None
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -1,0 +1,119 @@
+"""What the commands write: text as it comes, JSON files, notes, progress bars on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from expertide.errors import RequestError, StorageError
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(text: str) -> None:
+    """A piece of an answer on stdout, seen at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Two columns, the first padded."""
+    rows = list(rows)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+class JsonTarget:
+    """`--json FILE` or `--json -`. Checked when made, so that a bad path fails before minutes of work."""
+
+    def __init__(self, target: str | None) -> None:
+        self.is_stdout = target == "-"
+        self._path = None if target is None or self.is_stdout else Path(target)
+        if self._path is not None:
+            self._check(self._path)
+
+    def __bool__(self) -> bool:
+        return self.is_stdout or self._path is not None
+
+    def write(self, value: Any) -> None:
+        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        # A lone surrogate can only come from a prompt; it must not cost the whole result.
+        data = text.encode("utf-8", errors="replace")
+        if self.is_stdout:
+            emit(data.decode("utf-8"))
+        elif self._path is not None:
+            try:
+                self._path.write_bytes(data)
+            except OSError as error:
+                raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    @staticmethod
+    def _check(path: Path) -> None:
+        if path.is_dir():
+            raise RequestError(f"--json {path}: is a directory, expected a file to write")
+        if not path.absolute().parent.is_dir():
+            raise RequestError(f"--json {path}: the directory {path.absolute().parent} does not exist")
+        if path.is_file() and path.stat().st_size > 0:
+            with path.open("rb") as file:
+                start = file.read(1)
+            # Results are JSON objects; anything else that lies there is not ours to overwrite (a model, for one).
+            if start != b"{":
+                raise RequestError(f"--json {path}: exists and is no JSON object; it will not be overwritten")
+
+
+class ProgressBars(AbstractContextManager["ProgressBars"]):
+    """Bars on stderr while something long runs; nothing at all when stderr is no terminal.
+
+    Call it with (what, done, total): a new `what` begins a new bar, `done == total` takes it away.
+    """
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._bars: Any = None
+        self._task: Any = None
+        self._what = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._is_shown or total <= 0:
+            return
+        if what != self._what:
+            self.close()
+            self._open(what, total)
+        self._bars.update(self._task, completed=done, total=total)
+        if done >= total:
+            self.close()
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars, self._what = None, ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, what: str, total: int) -> None:
+        # rich takes 60 ms to import; most calls end without a bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bars.add_task(what, total=total)
+        self._what = what
+        self._bars.start()

@@ -1,0 +1,128 @@
+"""`expertide plan MODEL`: what would lie where, predicted speed, without reading weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from expertide.cli import machine_rates
+from expertide.cli.flags import with_flags
+from expertide.cli.output import JsonTarget, emit, note, table
+from expertide.formats.tensors import ExpertCatalog
+from expertide.options import Options
+from expertide.prepare import Prepared, prepare
+from expertide.units import format_size
+
+
+@with_flags
+def command(
+    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    options: Options,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+) -> None:
+    """Say what would lie where, and how fast it may be. No weight is read."""
+    target = JsonTarget(json)
+    prepared = prepare(model, options)
+    facts = facts_of(prepared)
+    if target:
+        target.write(facts)
+    if not target.is_stdout:
+        _print(facts)
+    for warning in prepared.warnings:
+        note(f"note: {warning}")
+
+
+def facts_of(prepared: Prepared) -> dict[str, Any]:
+    """The plan as plain values: sizes in bytes."""
+    plan = prepared.plan
+    facts: dict[str, Any] = {
+        "model": prepared.name,
+        "architecture": prepared.architecture.name,
+        "file_bytes": prepared.files.total_bytes,
+        "ram_budget_bytes": plan.budget_bytes,
+        "ram_budget_is_auto": prepared.budget.is_auto,
+        "ram_available_bytes": prepared.topology.ram_available_bytes,
+        "context": plan.context,
+        "prefill_chunk": plan.prefill_chunk,
+        "threads": prepared.num_threads,
+        "kv_type": prepared.kv_dtype,
+        "shares": plan.shares,
+        "predicted_bytes": plan.predicted_bytes,
+        "all_experts_bytes": plan.all_experts_bytes,
+        "num_experts": plan.num_all_experts,
+        "cached_share": plan.cached_share,
+        "fits": True,
+    }
+    facts["decode"] = _decode(prepared)
+    return facts
+
+
+def _decode(prepared: Prepared) -> dict[str, Any]:
+    """Bytes a decoded token touches, and tokens per second where `expertide doctor` has measured this machine.
+
+    Hits are taken as the cached share of all experts, as if every expert were asked for equally often: real routing
+    is uneven, so a real run hits more often and the figure is a low one.
+    """
+    catalog, plan = prepared.catalog, prepared.plan
+    resident = sum(tensor.nbytes for tensor in prepared.architecture.resident_tensors())
+    embedding = prepared.files.tensors.get("token_embd.weight")
+    # One row of the embedding is read per token, unless it is the head as well.
+    if embedding is not None and "output.weight" in prepared.files.tensors:
+        resident -= embedding.nbytes
+    experts = active_expert_bytes(catalog, prepared.architecture.config.num_experts_per_tok)
+    missing = int(experts * (1 - plan.cached_share))
+    facts: dict[str, Any] = {
+        "memory_bytes_per_token": resident + experts,
+        "expert_bytes_per_token": experts,
+        "disk_bytes_per_token": missing,
+        "tokens_per_s": None,
+    }
+    rates = machine_rates.load()
+    if rates is not None:
+        seconds = (resident + experts) / rates.memory_bytes_per_s + missing / rates.disk_bytes_per_s
+        facts["tokens_per_s"] = 1 / seconds if seconds > 0 else None
+        facts["measured"] = {
+            "memory_bytes_per_s": rates.memory_bytes_per_s,
+            "disk_bytes_per_s": rates.disk_bytes_per_s,
+        }
+    return facts
+
+
+def active_expert_bytes(catalog: ExpertCatalog | None, num_experts_per_tok: int) -> int:
+    """Bytes of routed experts that one token visits."""
+    if catalog is None:
+        return 0
+    return sum(catalog.expert_nbytes(layer_id) for layer_id in catalog.layers) * num_experts_per_tok
+
+
+def _print(facts: dict[str, Any]) -> None:
+    how = "free now minus a reserve" if facts["ram_budget_is_auto"] else "as asked"
+    rows = [
+        ("model", f"{facts['model']}  {format_size(facts['file_bytes'])}, {facts['architecture']}"),
+        ("RAM budget", f"{format_size(facts['ram_budget_bytes'])} ({how})"),
+    ]
+    rows += [(f"  {name}", format_size(size)) for name, size in facts["shares"].items()]
+    rows.append(("  in all", format_size(facts["predicted_bytes"])))
+    if facts["num_experts"]:
+        rows.append(
+            (
+                "experts in RAM",
+                f"{100 * facts['cached_share']:.0f} % of {facts['num_experts']:,} "
+                f"({format_size(facts['all_experts_bytes'])}); the rest stays on disk",
+            )
+        )
+    rows.append(("context", f"{facts['context']:,} tokens, prefill in chunks of {facts['prefill_chunk']:,}"))
+    rows.append(("threads", str(facts["threads"])))
+    decode = facts["decode"]
+    rows.append(
+        (
+            "a decoded token",
+            f"touches {format_size(decode['memory_bytes_per_token'])}, "
+            f"reads about {format_size(decode['disk_bytes_per_token'])} from disk",
+        )
+    )
+    speed = decode["tokens_per_s"]
+    guess = f"at most {speed:,.1f} tokens/s" if speed else "unknown; `expertide doctor` measures this machine once"
+    rows.append(("decode speed", guess))
+    emit(table(rows) + "\n")

@@ -1,0 +1,403 @@
+"""The Python door: text in, text out.
+
+    llm = LLM("model.gguf", ram="12GiB")
+    out = llm.generate("…", SamplingParams(max_tokens=64))       .text .token_ids .finish_reason .stats
+    for piece in llm.stream("…"): …
+    llm.chat([{"role": "user", "content": "…"}]);  llm.loglikelihood("context", "continuation");  llm.close()
+
+Only this floor and those above know both text and engine. Any thread may call; requests run one after another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from expertide.engine.interrupt import Interrupt
+from expertide.engine.sampling import SamplingParams
+from expertide.errors import RequestError
+from expertide.options import Options
+from expertide.prepare import Prepared, prepare
+from expertide.settings import Settings
+
+if TYPE_CHECKING:
+    from expertide.engine.engine import FinishReason, Generation
+    from expertide.loading import Runtime
+    from expertide.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+# Called with (what, done, total) while something long runs: "loading" in bytes, "prefill" in tokens.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One answer.
+
+    Attributes:
+        text: the answer, without stop text and without special tokens.
+        token_ids: what was drawn; a token that ended the answer is the last one.
+        finish_reason: "stop" (a stop token or text), "length" (max_tokens or the context), "abort" (Ctrl-C).
+        stats: the JSON of `expertide run --json`: timings, memory, experts, placement; bytes and seconds.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: FinishReason
+    stats: dict[str, Any] = field(repr=False)
+
+
+class LLM:
+    """A loaded model. `close()`, or leaving a `with` block, gives everything back.
+
+    Raises (from the constructor):
+        FormatError, UnsupportedError, StorageError: the file.
+        BudgetError: it does not fit; nothing was read.
+        RequestError: an option out of range or without effect.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        ram: str | int = "auto",
+        vram: str | int = "auto",
+        expert_cache: str | int = "auto",
+        device: str = "auto",
+        context: int | None = None,
+        threads: int | None = None,
+        prefill_chunk: int | None = None,
+        cache_policy: str = "auto",
+        pre_tokenizer: str | None = None,
+        progress: Progress | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Args:
+        model: a .gguf file (any part of a split set), a directory, or "demo".
+        progress: called while weights load and while long prompts are computed.
+        settings: the diagnosis variables; None reads the environment.
+
+        The other arguments are the fields of `Options`.
+        """
+        options = Options(
+            ram=ram, vram=vram, expert_cache=expert_cache, device=device, context=context, threads=threads,
+            prefill_chunk=prefill_chunk, cache_policy=cache_policy, pre_tokenizer=pre_tokenizer,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        self._active: Stream | None = None
+        self._runtime: Runtime | None = None
+        self._progress = progress
+        self.interrupt = Interrupt()
+        begin = time.perf_counter()
+        self.prepared: Prepared = prepare(model, options, settings)
+        self.tokenizer = self._make_tokenizer(options)
+
+        # Torch loads here, after every refusal that needs no torch.
+        from expertide.loading import load
+
+        self._runtime = load(self.prepared, progress)
+        self.load_s = time.perf_counter() - begin
+
+    @classmethod
+    def from_options(cls, model: str | Path, options: Options, progress: Progress | None = None) -> LLM:
+        """The same from an `Options` object, as the command line has it."""
+        values = {name: getattr(options, name) for name in Options.__slots__}
+        return cls(model, progress=progress, **values)
+
+    # A str is a sequence of str too; the first overload is the one that counts then.
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Output: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]: ...
+    def generate(self, prompts: Any, params: SamplingParams | None = None) -> Output | list[Output]:
+        """Answer one prompt, or several one after another.
+
+        Args:
+            prompts: text, token ids, or a list of either. Text gets the begin-of-sequence token that the model wants
+                and no chat template; token ids are used as they are.
+
+        A Ctrl-C ends the answer under way, and those after it, with finish_reason "abort" and the text so far.
+
+        Raises:
+            RequestError: a prompt that is empty or longer than the context.
+            StorageError: the disk failed; the next call works again.
+        """
+        if _is_one_prompt(prompts):
+            return self._finish(self.stream(prompts, params))
+        with self.interrupt:
+            self.interrupt.clear()
+            return [self._finish(self.stream(prompt, params)) for prompt in prompts]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, keep_prefix: bool = False) -> Stream:
+        """Answer piece by piece; the pieces together are the text that `generate` gives.
+
+        Args:
+            keep_prefix: reuse what an earlier prompt with the same beginning left in the KV cache.
+
+        Nothing is computed before the first piece is asked for. Requests of other threads wait until this one is read
+        to its end or closed.
+        """
+        params = SamplingParams() if params is None else params
+        ids = self._prompt_ids(prompt)
+        self._opened().engine.check_prompt(ids)
+        return Stream(self, ids, params, keep_prefix)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
+        """Answer a conversation, rendered by the model's own chat template.
+
+        Args:
+            messages: {"role": "system"|"user"|"assistant", "content": "…"}.
+
+        Raises:
+            RequestError: also for a model without a chat template, or a message that the template refuses.
+        """
+        return self._finish(self.stream_chat(messages, params))
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, keep_prefix: bool = False
+    ) -> Stream:
+        """`chat`, piece by piece."""
+        return self.stream(self.chat_prompt_ids(messages), params, keep_prefix=keep_prefix)
+
+    def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation as the model wants it, ready to be answered."""
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(text)
+
+    def loglikelihood(self, context: str, continuation: str) -> float:
+        """Natural log of the probability that `continuation` follows `context`.
+
+        An empty context means: after the begin-of-sequence token.
+
+        Raises:
+            RequestError: an empty continuation, or both together longer than the context window.
+        """
+        context_ids = self.tokenizer.encode(context)
+        # Tokens are cut from the joined text, as they would be in a prompt; the border falls where the context's end.
+        ids = self.tokenizer.encode(context + continuation)
+        split = min(len(context_ids), len(ids) - 1)
+        return sum(self.token_logprobs(ids[:split], ids[split:]))
+
+    def token_logprobs(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[float]:
+        """Natural log of each continuation token's probability, given all tokens before it."""
+        self._check_ids(context_ids)
+        self._check_ids(continuation_ids)
+        runtime = self._acquire()
+        try:
+            return runtime.engine.loglikelihood(context_ids, continuation_ids)
+        finally:
+            self._release()
+
+    def memory(self) -> dict[str, Any]:
+        """The "memory" object of the statistics, now."""
+        return self._opened().memory()
+
+    def placement(self) -> dict[str, Any]:
+        """The "placement" object of the statistics."""
+        return self._opened().placement()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences worth telling the user about the file, the machine and the options."""
+        return (*self.prepared.warnings, *self.tokenizer.warnings, *self._opened().warnings)
+
+    def close(self) -> None:
+        """Give all memory, threads and files back; ends a stream of this thread. Without effect the second time."""
+        if self._runtime is None:
+            return
+        if self._holder == threading.get_ident() and self._active is not None:
+            self._active.close()
+        with self._lock:
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None:
+                runtime.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _finish(self, stream: Stream) -> Output:
+        for _ in stream:
+            pass
+        return stream.output
+
+    def _make_tokenizer(self, options: Options) -> Tokenizer:
+        from expertide.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_files(self.prepared.files, pre_tokenizer=options.pre_tokenizer)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        self._check_ids(prompt)
+        return list(prompt)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        vocab_size = self.prepared.architecture.config.vocab_size
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise RequestError(f"token id {token_id!r}: expected a whole number from 0 to {vocab_size - 1:,}")
+
+    def _opened(self) -> Runtime:
+        if self._runtime is None:
+            raise RequestError("this LLM is closed")
+        return self._runtime
+
+    def _acquire(self) -> Runtime:
+        """Take the one place at the engine; waits for other threads."""
+        if self._holder == threading.get_ident():
+            raise RequestError("a stream of this thread is still open; read it to its end or close it first")
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+        try:
+            return self._opened()
+        except RequestError:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        self._holder = None
+        self._lock.release()
+
+
+class Stream:
+    """An answer under way: an iterator over pieces of text. `output` is complete once it has ended."""
+
+    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, keep_prefix: bool) -> None:
+        self.prompt_token_ids = prompt_ids
+        self._llm = llm
+        self._params = params
+        self._keep_prefix = keep_prefix
+        self._output: Output | None = None
+        self._pieces: Iterator[str] | None = self._run()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        if self._pieces is None:
+            raise StopIteration
+        with self._llm.interrupt:
+            return next(self._pieces)
+
+    @property
+    def output(self) -> Output:
+        """The whole answer.
+
+        Raises:
+            RequestError: the answer has not ended yet, or failed.
+        """
+        if self._output is None:
+            raise RequestError("this answer has not ended; read the stream to its end or close it")
+        return self._output
+
+    def close(self) -> None:
+        """End the answer now, with finish_reason "abort" unless it has ended already."""
+        if self._pieces is not None:
+            pieces, self._pieces = self._pieces, None
+            pieces.close()  # type: ignore[attr-defined]
+
+    def __del__(self) -> None:
+        # A stream that was dropped half-read must not keep other threads waiting for ever.
+        self.close()
+
+    def _run(self) -> Iterator[str]:
+        llm = self._llm
+        llm.interrupt.clear()
+        runtime = llm._acquire()
+        llm._active = self
+        try:
+            yield from self._pieces_of(runtime)
+        finally:
+            llm._active = None
+            llm._release()
+
+    def _pieces_of(self, runtime: Runtime) -> Iterator[str]:
+        from expertide.text.detokenizer import IncrementalDetokenizer
+        from expertide.text.stops import StopMatcher
+
+        llm, params = self._llm, self._params
+        begin = time.perf_counter()
+        before = runtime.expert_stats()
+        detokenizer, matcher = IncrementalDetokenizer(llm.tokenizer), StopMatcher(params.stop)
+        stop_ids: frozenset[int] = frozenset() if params.ignore_eos else llm.tokenizer.stop_ids
+        progress = llm._progress
+        generation = runtime.engine.generate(
+            self.prompt_token_ids,
+            params,
+            stop_ids=stop_ids,
+            should_stop=llm.interrupt,
+            on_prefill=None if progress is None else lambda done, total: progress("prefill", done, total),
+            keep_prefix=self._keep_prefix,
+        )
+        shown: list[str] = []
+        ttft_s = 0.0
+        try:
+            for token_id in generation:
+                ttft_s = ttft_s or time.perf_counter() - begin
+                piece = "" if token_id in stop_ids else detokenizer.push(token_id)
+                text, is_stopped = matcher.push(piece)
+                if is_stopped:
+                    generation.finish("stop")
+                if text:
+                    shown.append(text)
+                    yield text
+            # A tail that might have become a stop text no longer can; half a character at the end is dropped.
+            tail = detokenizer.flush()
+            text = matcher.push(tail)[0] + matcher.flush()
+            if text:
+                shown.append(text)
+                yield text
+        finally:
+            generation.finish("abort")
+            if generation.finish_reason != "error":
+                self._output = self._make_output(runtime, generation, "".join(shown), before, ttft_s)
+
+    def _make_output(self, runtime: Runtime, generation: Generation, text: str, before: Any, ttft_s: float) -> Output:
+        from expertide import __version__
+
+        timings = generation.timings
+        assert generation.finish_reason is not None
+        stats = {
+            "model": self._llm.prepared.name,
+            "text": text,
+            "token_ids": list(generation.token_ids),
+            "prompt_token_ids": list(generation.prompt_ids),
+            "finish_reason": generation.finish_reason,
+            "timings": {
+                "load_s": self._llm.load_s,
+                "ttft_s": ttft_s,
+                "prefill_tokens": timings.prefill_tokens,
+                "prefill_s": timings.prefill_s,
+                "prefill_tps": timings.prefill_tps,
+                "decode_tokens": timings.decode_tokens,
+                "decode_s": timings.decode_s,
+                "decode_tps": timings.decode_tps,
+            },
+            "memory": runtime.memory(),
+            "experts": runtime.expert_stats_since(before),
+            "placement": runtime.placement(),
+            "version": __version__,
+        }
+        return Output(text, list(generation.token_ids), list(generation.prompt_ids), generation.finish_reason, stats)
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    """Text, or a list of token ids; an empty list is a list of no prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompt: got {type(prompts).__name__}, expected text, token ids, or a list of either")
+    return len(prompts) > 0 and isinstance(prompts[0], int)

@@ -1,0 +1,210 @@
+"""From a plan to a running model: arenas, reads, executor, engine, in this order; and back again in `Runtime.close`.
+
+Importing this module imports torch: it is the first step after every refusal that needs none.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertide import kernels
+from expertide.engine.engine import Engine
+from expertide.experts.executor import MoEExecutor
+from expertide.experts.stats import ExpertStats
+from expertide.formats.tensors import TensorInfo
+from expertide.kernels.qtensor import QTensor
+from expertide.memory.arena import PAGE_BYTES, Arena
+from expertide.memory.reader import Reader
+from expertide.models.trace import Tracer
+from expertide.prepare import Prepared
+from expertide.units import MIB
+
+Progress = Callable[[str, int, int], None]
+# Between two looks of the progress bar; small enough to move, large enough to keep the disk busy.
+_LOAD_BATCH_BYTES = 64 * MIB
+
+
+class Runtime:
+    """A loaded model. Made by `load`; `close` gives everything back. One thread at a time, but for `memory`."""
+
+    def __init__(self, prepared: Prepared, progress: Progress | None) -> None:
+        self.prepared = prepared
+        # What is entered here is closed in reverse order, also when a later step of loading fails.
+        self._stack = ExitStack()
+        try:
+            self._build(progress)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, progress: Progress | None) -> None:
+        prepared, settings = self.prepared, self.prepared.settings
+        # Reference ops run on torch's threads; the native kernels have a pool of the same size.
+        torch.set_num_threads(prepared.num_threads)
+        if settings.kernels == "native":
+            _choose_isa(settings.cpu_isa)
+        self._kernels = kernels.select(settings.kernels, num_threads=prepared.num_threads)
+        self._close_later(self._kernels)
+        files = prepared.files
+        self.reader = Reader(files.files, files.file_sizes, serial=settings.serial_io)
+        weights, self._weights_arena = load_resident(prepared.architecture.resident_tensors(), self.reader, progress)
+        self._stack.callback(self._weights_arena.close)
+        self.executor = self._make_executor()
+        # Closed before the memory that its threads write to.
+        self._stack.callback(self.reader.close)
+        tracer = None
+        if settings.dump is not None:
+            tracer = Tracer(settings.dump)
+            self._stack.callback(tracer.close)
+        model = prepared.architecture.build(
+            weights, self._kernels, self.executor, context=prepared.plan.context, kv_dtype=prepared.kv_dtype
+        )
+        self.engine = Engine(model, chunk=prepared.plan.prefill_chunk, context=prepared.plan.context, tracer=tracer)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.reader.notes
+
+    def close(self) -> None:
+        """Give everything back. The engine must not be used any more."""
+        self._stack.close()
+        # Tensors of the KV cache and views into the arenas go with the model.
+        del self.engine, self.executor
+
+    def memory(self) -> dict[str, Any]:
+        """The "memory" object of the statistics: bytes, planned and measured."""
+        plan = self.prepared.plan
+        return {
+            "ram_budget_bytes": plan.budget_bytes,
+            "ram_peak_bytes": peak_resident_bytes(),
+            "vram_budget_bytes": 0,
+            "vram_peak_bytes": 0,
+            "vram_allocated_peak_bytes": 0,
+            "vram_reserved_peak_bytes": 0,
+            "resident_bytes": self._weights_arena.capacity_bytes,
+            "expert_cache_bytes": plan.expert_cache_bytes,
+            "expert_cache_used_bytes": self.executor.resident_bytes if self.executor is not None else 0,
+            "all_experts_bytes": plan.all_experts_bytes,
+            "kv_bytes": self.engine.kv_bytes,
+            "planned": {**plan.shares, "total": plan.predicted_bytes},
+        }
+
+    def placement(self) -> dict[str, Any]:
+        """The "placement" object of the statistics."""
+        prepared = self.prepared
+        return {
+            "compute_placement": "fixed",
+            "device": "cpu",
+            "kernels": self._kernels.name,
+            "isa": _isa() if self._kernels.name == "native" else None,
+            "threads": prepared.num_threads,
+            "context": prepared.plan.context,
+            "prefill_chunk": prepared.plan.prefill_chunk,
+            "kv_type": prepared.kv_dtype,
+            "cache_policy": self.executor.policy_name if self.executor is not None else None,
+            "serial_io": prepared.settings.serial_io,
+            "direct_io": not self.reader.notes,
+        }
+
+    def expert_stats(self) -> ExpertStats:
+        """Sums since the load."""
+        return self.executor.stats() if self.executor is not None else ExpertStats()
+
+    def expert_stats_since(self, before: ExpertStats) -> dict[str, Any]:
+        """The "experts" object of the statistics, for what happened after `before`."""
+        return dict((self.expert_stats() - before).to_json())
+
+    def _make_executor(self) -> MoEExecutor | None:
+        raise NotImplementedError
+
+    def _close_later(self, thing: object) -> None:
+        close = getattr(thing, "close", None)
+        if close is not None:
+            self._stack.callback(close)
+
+
+def load(prepared: Prepared, progress: Progress | None = None) -> Runtime:
+    """Read the resident weights and put the model together.
+
+    Raises:
+        StorageError: the disk did not deliver.
+        BudgetError: the system refused memory that was planned.
+        RequestError: a diagnosis variable that this machine cannot honour.
+    """
+    return Runtime(prepared, progress)
+
+
+def load_resident(
+    tensors: list[TensorInfo], reader: Reader, progress: Progress | None
+) -> tuple[dict[str, QTensor], Arena]:
+    """Read tensors into one arena, packed as they are.
+
+    Each keeps its offset modulo the page size, so that direct reads go straight to their place; neighbours in the file
+    stay neighbours in memory, so next to nothing is lost between them.
+    """
+    places: list[int] = []
+    end = 0
+    for tensor in tensors:
+        end += (tensor.offset - end) % PAGE_BYTES
+        places.append(end)
+        end += tensor.nbytes
+    arena = Arena(end + PAGE_BYTES)
+    weights = {
+        tensor.name: QTensor(arena.address + place, tensor.quant, tensor.shape, arena)
+        for tensor, place in zip(tensors, places, strict=True)
+    }
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+    batch: list[TensorInfo] = []
+    reader.keep(arena)
+    try:
+        for number, tensor in enumerate(tensors):
+            batch.append(tensor)
+            waiting = sum(entry.nbytes for entry in batch)
+            if waiting >= _LOAD_BATCH_BYTES or number == len(tensors) - 1:
+                reader.read_many([(entry.where, weights[entry.name].address) for entry in batch])
+                done += waiting
+                batch.clear()
+                if progress is not None:
+                    progress("loading", done, total)
+    except BaseException:
+        # The reader's threads may still write: they end first.
+        reader.close()
+        arena.close()
+        raise
+    return weights, arena
+
+
+def peak_resident_bytes() -> int:
+    """The most memory this process ever had resident: VmHWM, or what getrusage says elsewhere."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # The one figure of getrusage whose unit differs: bytes on macOS, KiB elsewhere.
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def _choose_isa(name: str) -> None:
+    from expertide import _native
+    from expertide.errors import RequestError
+
+    try:
+        _native.set_isa(name)
+    except (RuntimeError, ValueError) as error:
+        raise RequestError(f"EXPERTIDE_CPU_ISA={name}: {error}") from None
+
+
+def _isa() -> str:
+    from expertide import _native
+
+    return _native.isa()

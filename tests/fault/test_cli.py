@@ -1,0 +1,299 @@
+"""The program as people run it: exit codes, one to three lines on stderr, never a traceback; Ctrl-C and broken pipes.
+
+Each test starts the program in a process of its own. Tests that load the model take seconds, so they check several
+things at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "expertide"]
+QUESTION = "What is the capital of France?"
+
+
+def environment(**more: str) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("EXPERTIDE_")}
+    return env | {"PYTHONIOENCODING": "utf-8"} | more
+
+
+def run(*arguments: str, text: str | None = None, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        input=text,
+        stdin=subprocess.DEVNULL if text is None else None,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+        env=environment(**env),
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, pattern: str) -> None:
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code, done.stderr
+    assert 1 <= len(lines) <= 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(pattern, done.stderr), done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["run"], "Missing argument 'MODEL'"),
+        (["walk", "demo"], "No such command 'walk'"),
+        (["run", "demo", "--no-such-flag"], "No such option: --no-such-flag"),
+        (["run", "demo", "-p", "x", "-n", "many"], "not a valid integer"),
+        (["run", "demo", "-p", "x", "-n", "0"], "max_tokens: got 0, expected"),
+        (["run", "demo", "-p", "x", "--temperature", "-1"], "temperature: got -1.0, expected"),
+        (["run", "demo", "-p", "x", "--top-p", "2"], "top_p: got 2.0, expected"),
+        (["run", "demo", "-p", "x", "--top-k", "5"], "--top-k has no effect at temperature 0"),
+        (["run", "demo", "-p", "x", "--stop", ""], "stop: "),
+        (["run", "demo", "-p", "x", "--ram", "lots"], "--ram: size 'lots' is not understood"),
+        (["run", "demo", "-p", "x", "--expert-cache", "-4MiB"], "--expert-cache: size"),
+        (["run", "demo", "-p", "x", "--vram", "4GiB"], "--vram 4GiB: has no effect"),
+        (["run", "demo", "-p", "x", "--device", "cuda"], "--device cuda: this version computes on the CPU only"),
+        (["run", "demo", "-p", "x", "--device", "tpu"], "--device tpu: known values are auto, cpu, cuda"),
+        (["run", "demo", "-p", "x", "--cache-policy", "best"], "--cache-policy best: known values are"),
+        (["run", "demo", "-p", "x", "--threads", "0"], "--threads 0: must lie between"),
+        (["run", "demo", "-p", "x", "--context", "1"], "--context 1: must lie between"),
+        (["run", "demo", "-p", "x", "--prefill-chunk", "0"], "--prefill-chunk 0: must lie between"),
+        (["run", "demo", "-p", "x", "--prompt-file", "y"], "-p and --prompt-file both"),
+        (["eval", "demo"], "Missing option '--suite'"),
+        (["bench", "demo", "-p", ""], "the prompt is empty"),
+        (["trace", "diff", "only-one"], "Missing argument 'B'"),
+    ],
+)
+def test_a_usage_error_exits_with_2_and_names_the_flag(arguments: list[str], pattern: str):
+    assert_refused(run(*arguments), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["run", "no/such/model.gguf", "-p", "x"], "no/such/model.gguf"),
+        (["inspect", "no/such/model.gguf"], "no/such/model.gguf"),
+        (["run", "demo", "--prompt-file", "no/such/prompt"], "no/such/prompt: cannot be read: No such file"),
+        (["run", "demo", "-p", ""], "the prompt is empty"),
+        (["run", "demo", "-p", "x", "--json", "no/such/folder/x.json"], "the directory .* does not exist"),
+        (["run", "demo", "-p", "x", "--ram", "100MiB"], "GiB"),
+        (["run", "demo", "-p", "x", "--expert-cache", "64KiB"], "6 experts"),
+        (["plan", "demo", "--context", "1000000"], "1,000,000.*2,048"),
+        (["eval", "demo", "--suite", "no/such/suite"], "no/such/suite: cannot be read"),
+        (["trace", "diff", "no/such/a", "no/such/b"], "no trace there"),
+    ],
+)
+def test_what_cannot_be_done_exits_with_1_and_says_why(arguments: list[str], pattern: str):
+    assert_refused(run(*arguments), 1, pattern)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("EXPERTIDE_KERNELS", "fast"), ("EXPERTIDE_SERIAL_IO", "maybe"), ("EXPERTIDE_CPU_ISA", "mmx")],
+)
+def test_a_diagnosis_variable_that_cannot_be_read_stops_the_program(name: str, value: str):
+    assert_refused(run("plan", "demo", **{name: value}), 1, f"{name}={value}")
+
+
+def test_standard_input_that_is_not_text_is_refused():
+    done = subprocess.run([*PROGRAM, "run", "demo"], input=b"\xff\xfe", capture_output=True, env=environment())
+    assert done.returncode == 1
+    assert b"standard input: byte 0 is not UTF-8 text" in done.stderr
+
+
+def test_json_never_overwrites_a_file_that_is_no_json_object(tmp_path: Path):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    assert_refused(run("plan", "demo", "--json", str(model)), 1, "will not be overwritten")
+    assert model.read_bytes() == b"GGUF"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["inspect", "demo"], ["plan", "demo"]])
+def test_help_inspect_and_plan_finish_before_torch_is_imported(arguments: list[str]):
+    code = (
+        "import sys; from expertide.cli.main import run_command; code = run_command(sys.argv[1:]);"
+        "sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_inspect_and_plan_write_json_to_standard_output_and_nothing_else():
+    facts = json.loads(run("inspect", "demo", "--json", "-").stdout)
+    assert facts["architecture"] == "deepseek2"
+    assert facts["experts"]["layers"] * facts["experts"]["per_layer"] == 160
+    assert len(facts["tensors"]) == facts["num_tensors"]
+    plan = json.loads(run("plan", "demo", "--json", "-", "--expert-cache", "4MiB").stdout)
+    assert plan["predicted_bytes"] == sum(plan["shares"].values()) <= plan["ram_budget_bytes"]
+    assert plan["shares"]["expert cache"] == 4 << 20
+
+
+def test_run_answers_and_reports_with_the_documented_json(tmp_path: Path):
+    target = tmp_path / "run.json"
+    done = run(
+        "run", "demo", "-p", QUESTION, "-n", "40", "--expert-cache", "4MiB", "--json", str(target), "--threads", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    facts = json.loads(target.read_text(encoding="utf-8"))
+    assert facts["text"].strip() == done.stdout.strip()
+    assert facts["finish_reason"] == "stop"
+    assert len(facts["token_ids"]) - 1 == facts["timings"]["decode_tokens"]
+    assert len(facts["prompt_token_ids"]) == facts["timings"]["prefill_tokens"]
+    assert {"load_s", "ttft_s", "prefill_s", "prefill_tps", "decode_s", "decode_tps"} <= facts["timings"].keys()
+    assert {
+        "ram_budget_bytes", "ram_peak_bytes", "vram_budget_bytes", "vram_peak_bytes", "vram_allocated_peak_bytes",
+        "vram_reserved_peak_bytes", "resident_bytes", "expert_cache_bytes", "kv_bytes",
+    } <= facts["memory"].keys()  # fmt: skip
+    assert facts["memory"]["expert_cache_bytes"] == 4 << 20
+    assert facts["memory"]["ram_peak_bytes"] <= facts["memory"]["ram_budget_bytes"]
+    decode = facts["experts"]["decode"]
+    # Five MoE layers, four experts a token, one token a step.
+    assert decode["requests"] == 5 * 4 * facts["timings"]["decode_tokens"] == decode["hits_host"] + decode["misses"]
+    assert decode["read_bytes"] >= decode["misses"] * decode["needed_bytes"] // decode["requests"] > 0
+    assert facts["placement"]["compute_placement"] == "fixed"
+    # Stderr: what was loaded, and one line of expert statistics; no bars, as it is no terminal.
+    lines = done.stderr.strip().splitlines()
+    assert re.match(r"experts: [\d,]+ requests, [\d.]+ % hits, .* read", lines[-1]), lines
+    assert "context 2,048 tokens" in lines[-2]
+
+
+def test_a_prompt_from_standard_input_is_answered_and_json_alone_goes_to_standard_output():
+    done = run("run", "demo", "--raw", "-n", "8", "--json", "-", text=f"User: {QUESTION}\n\nAssistant:")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in json.loads(done.stdout)["text"]
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers():
+    done = run("run", "demo", "--raw", "--context", "32", text="one two three " * 40)
+    assert done.returncode == 1
+    assert re.search(r"the prompt has [\d,]+ tokens, the context is 32 ", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stop_text_is_cut_off_and_ends_the_answer():
+    done = run("run", "demo", "-p", QUESTION, "--stop", "Paris", "--json", "-")
+    facts = json.loads(done.stdout)
+    assert facts["finish_reason"] == "stop"
+    assert "Paris" not in facts["text"]
+    assert facts["text"]
+
+
+def test_ctrl_c_ends_with_130_and_the_text_so_far(tmp_path: Path):
+    target = tmp_path / "run.json"
+    child = subprocess.Popen(
+        # Drawn hot, an answer goes on until the context is full: long enough to be interrupted.
+        [*PROGRAM, "run", "demo", "--raw", "-p", "User: Tell me a story.\n\nAssistant:", "-n", "2000",
+         "--temperature", "3", "--seed", "1", "--json", str(target)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )  # fmt: skip
+    assert child.stdout is not None and child.stderr is not None
+    first = os.read(child.stdout.fileno(), 1)
+    child.send_signal(signal.SIGINT)
+    rest, errors = child.communicate(timeout=60)
+    shown = (first + rest).decode("utf-8")
+    assert child.returncode == 130, errors
+    assert b"Traceback" not in errors and b"interrupted" in errors
+    facts = json.loads(target.read_text(encoding="utf-8"))
+    assert facts["finish_reason"] == "abort"
+    assert facts["text"] and shown == facts["text"] + "\n"
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly():
+    child = subprocess.Popen(
+        [*PROGRAM, "run", "demo", "-p", "Tell me a story about a fox.", "-n", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert child.stdout is not None and child.stderr is not None
+    os.read(child.stdout.fileno(), 1)
+    child.stdout.close()
+    errors = child.stderr.read().decode("utf-8")
+    assert child.wait(timeout=60) == 0
+    assert "Broken" not in errors and "Traceback" not in errors
+
+
+def test_chat_keeps_the_conversation_and_ends_with_its_input():
+    done = run("chat", "demo", "-n", "32", text=f"{QUESTION}\n/stats\n/reset\n5-2=?\n")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "3" in done.stdout.splitlines()[-1]
+    assert "experts: " in done.stderr
+
+
+def test_bench_keeps_its_three_figures_apart():
+    done = run("bench", "demo", "-n", "4", "-p", "5-2=?", "-p", QUESTION, "--repeat", "2", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert [len(facts[kind]["samples"]) for kind in ("first_run", "rotating", "repeated")] == [1, 2, 2]
+    assert facts["first_run"]["decode_tps"]["median"] > 0
+    assert facts["repeated"]["samples"][0]["timings"]["decode_tokens"] == 3
+    assert facts["bound"]["bytes_per_token"] > 0
+    assert facts["machine"]["memory_bytes_per_s"] > 0
+
+
+def test_eval_scores_questions_and_measures_perplexity(tmp_path: Path):
+    suite = tmp_path / "suite.json"
+    prompt = f"User: {QUESTION}\n\nAssistant:"
+    suite.write_text(
+        json.dumps(
+            {
+                "format": 1,
+                "facts": [
+                    {"id": "right", "prompt": prompt, "regex": "Paris", "max_tokens": 16},
+                    {"id": "wrong", "prompt": prompt, "regex": "London", "max_tokens": 16},
+                ],
+                "perplexity": [{"id": "text", "text": "One day, he could not find the yellow hat."}],
+            }
+        ),
+        encoding="utf-8",
+    )
+    done = run("eval", "demo", "--suite", str(suite), "--json", "-")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["total"] == {"right": 1, "of": 2}
+    # Guessing among 4,096 tokens gives ln 4096 = 8.3; a model trained on such sentences is far below half of that.
+    assert 0 < facts["perplexity"]["mean_nll"] < 3
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        ("not json", "is no JSON"),
+        ("[]", "found a list, expected an object"),
+        ("{}", "holds no questions"),
+        ('{"a": [{"id": "x", "prompt": "y", "max_tokens": 4}]}', r"a\[0\].regex: found NoneType, expected str"),
+        ('{"a": [{"id": "x", "prompt": "y", "max_tokens": 4, "regex": "("}]}', r"a\[0\].regex: .*unterminated"),
+    ],
+)
+def test_a_suite_that_is_none_is_refused_before_the_model_loads(tmp_path: Path, content: str, pattern: str):
+    suite = tmp_path / "suite.json"
+    suite.write_text(content, encoding="utf-8")
+    started = time.monotonic()
+    assert_refused(run("eval", "demo", "--suite", str(suite)), 1, pattern)
+    assert time.monotonic() - started < 20
+
+
+def test_two_traces_of_one_run_agree_and_another_prompt_differs(tmp_path: Path):
+    for name, prompt in (("a", "5-2=?"), ("b", "5-2=?"), ("c", "5-3=?")):
+        done = run("run", "demo", "-p", prompt, "-n", "2", EXPERTIDE_DUMP=str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+    same = run("trace", "diff", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (same.returncode, same.stdout) == (0, "no difference\n")
+    other = run("trace", "diff", str(tmp_path / "a"), str(tmp_path / "c"))
+    assert other.returncode == 1
+    assert re.search(r"step 0 \(prefill at position 0\)", other.stdout)
