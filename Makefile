@@ -76,6 +76,7 @@ $(VENV)/.installed: $(VENV)/.torch $(NATIVE)
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.test-tools: $(VENV)/.installed
+# With the test tools comes the package itself, so the other stamp is set too.
+$(VENV)/.test-tools: $(VENV)/.torch $(NATIVE)
 	$(PIP) --editable ".[test]"
-	@touch $@
+	@touch $(VENV)/.installed $@
