@@ -322,10 +322,10 @@ class _Keys:
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
-        self._metadata = Metadata(files)
+        self._metadata = Metadata.of(files)
 
     def named(self, key: str) -> str:
-        return f"{self._files.files[0].name}: deepseek2.{key}"
+        return f"{self._files.files[0]}: deepseek2.{key}"
 
     def error(self, key: str, found: str) -> FormatError:
         return FormatError(f"{self.named(key)} says {found}")
@@ -335,29 +335,22 @@ class _Keys:
 
     def count(self, key: str) -> int:
         """A number from 0; 0 when absent."""
-        value = self._metadata.int(f"deepseek2.{key}", default=0)
-        if value < 0:
-            raise self.error(key, f"{value:,}, expected 0 or more")
-        return value
+        return self._metadata.int(f"deepseek2.{key}", default=0)
 
     def positive(self, key: str) -> int:
-        value = self._metadata.int(f"deepseek2.{key}")
-        if value <= 0:
-            raise self.error(key, f"{value:,}, expected 1 or more")
-        return value
+        return self._metadata.int(f"deepseek2.{key}", minimum=1)
 
     def uniform(self, key: str, num_layers: int, *, only: tuple[int, ...] | None = None) -> int:
         """A positive number, or one per layer that must be the same for all layers (of `only`)."""
         values = self._metadata.per_layer_int(f"deepseek2.{key}", num_layers)
         chosen = {values[layer] for layer in (range(num_layers) if only is None else only)}
+        if 0 in chosen:
+            raise self.error(key, "0, expected 1 or more")
         if len(chosen) > 1:
             raise UnsupportedError(
                 f"{self.named(key)} differs between layers ({sorted(chosen)}); one value is known here"
             )
-        value = chosen.pop()
-        if value <= 0:
-            raise self.error(key, f"{value:,}, expected 1 or more")
-        return value
+        return chosen.pop()
 
     def text(self, key: str, *, default: str) -> str:
         return self._metadata.str(f"deepseek2.{key}", default=default)
@@ -374,7 +367,7 @@ class _Keys:
     def non_negative_float(self, key: str, *, default: float | None = None) -> float:
         name = f"deepseek2.{key}"
         value = self._metadata.float(name) if default is None else self._metadata.float(name, default=default)
-        if not (math.isfinite(value) and value >= 0):
+        if value < 0:
             raise self.error(key, f"{value}, expected a number from 0")
         return value
 

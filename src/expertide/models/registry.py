@@ -26,8 +26,8 @@ def find(files: ModelFiles) -> Architecture:
         raise UnsupportedError(f"{path}: running models from {files.container} is not written yet; use a GGUF file")
     name = files.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise FormatError(f"{path.name}: general.architecture is {name!r}, expected the name of an architecture")
+        raise FormatError(f"{path}: general.architecture is {name!r}, expected the name of an architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedError(f"{path.name}: architecture {name!r} has no file in expertide/models; known: {known}")
+        raise UnsupportedError(f"{path}: architecture {name!r} has no file in expertide/models; known: {known}")
     return ARCHITECTURES[name](files)

@@ -29,6 +29,7 @@ class TensorDirectory:
 
         Raises:
             FormatError: not in the file, or of another shape.
+            UnsupportedError: of a quant type without a decoder.
         """
         found = next((candidate for candidate in (name, *aliases) if self.has(candidate)), None)
         if found is None:
@@ -38,6 +39,8 @@ class TensorDirectory:
             raise FormatError(
                 f"{self._file}: {found} has shape {_show(info.shape)}, expected {_show(shape)} from the file's keys"
             )
+        if not info.quant.can_decode:
+            raise UnsupportedError(f"{self._file}: {found} is stored as {info.quant.name}, which has no decoder here")
         self._taken.add(found)
         return info
 
@@ -52,15 +55,15 @@ class TensorDirectory:
         """
         leftovers = [name for name in self._files.tensors if name not in self._taken]
         if leftovers:
-            more = f" and {len(leftovers) - 3:,} more" if len(leftovers) > 3 else ""
+            names = ", ".join(leftovers[:3]) + (f" and {len(leftovers) - 3:,} more" if len(leftovers) > 3 else "")
             raise UnsupportedError(
-                f"{self._file}: architecture {self._architecture!r} has no use here for {', '.join(leftovers[:3])}{more}"
-                "; leaving weights out would give wrong answers"
+                f"{self._file}: architecture {self._architecture!r} has no use here for {names}; "
+                "leaving weights out would give wrong answers"
             )
 
     @property
     def _file(self) -> str:
-        return self._files.files[0].name
+        return str(self._files.files[0])
 
     def _missing(self, name: str) -> str:
         prefix = name[: name.rfind(".", 0, name.rfind("."))] if name.count(".") > 1 else ""
