@@ -12,13 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, models
 
 from expertide.errors import FormatError, RequestError
-from expertide.formats.tensors import ModelFiles
 from expertide.text import hf_tokenizer, pre_tokenizers
 from expertide.text.byte_alphabet import spelled_bytes
 from expertide.text.chat import ChatTemplate
@@ -26,6 +25,9 @@ from expertide.text.detokenizer import decode_bytes
 from expertide.text.pre_tokenizers import PreTokenizer
 from expertide.text.special_tokens import stop_ids
 from expertide.text.vocabulary import TokenType, Vocabulary, read_vocabulary
+
+if TYPE_CHECKING:
+    from expertide.formats.tensors import ModelFiles
 
 
 class Tokenizer:
