@@ -11,7 +11,7 @@ from expertide.formats.quants.opaque import GGML_OPAQUE
 
 ALL = [pytest.param(quant, id=quant.name) for quant in QUANT_TYPES.values()]
 
-# Bit patterns of float16 that exercise every path of a scale: zeros, subnormals, largest, infinities, both kinds of NaN.
+# Bit patterns of float16 that exercise every path of a scale: zeros, subnormals, largest, infinities, NaNs.
 SPECIAL_HALVES = np.array(
     [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01, 0xFDFF], np.uint16
 )

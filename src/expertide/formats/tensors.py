@@ -60,6 +60,23 @@ class TensorInfo:
         return ByteRange(self.file_id, self.offset + index * size, size)
 
 
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """How one file of the model is laid out; for people who look at it.
+
+    Attributes:
+        version: of the container; 0 where it has none.
+        alignment: every tensor begins at a multiple of it, counted from `data_start`.
+        data_start: offset of the tensor data.
+    """
+
+    version: int
+    alignment: int
+    data_start: int
+    num_tensors: int
+    num_metadata: int
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """One model as it lies on disk; checked completely before it exists.
@@ -71,6 +88,7 @@ class ModelFiles:
         metadata: GGUF key-values (arrays of a large tokenizer are decoded at first access), or config.json's content.
         tensors: by name, in file order.
         warnings: sentences worth telling the user; none stops the load.
+        parts: one per file: versions, alignments.
     """
 
     container: str
@@ -79,6 +97,7 @@ class ModelFiles:
     metadata: Mapping[str, object]
     tensors: Mapping[str, TensorInfo]
     warnings: tuple[str, ...] = field(default=())
+    parts: tuple[FilePart, ...] = field(default=())
 
     @property
     def total_bytes(self) -> int:
