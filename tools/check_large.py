@@ -65,10 +65,18 @@ class Sample:
     """One look at the process tree from outside, in bytes."""
 
     resident: int
-    experts: int
-    weights: int
+    arenas: int
     storage_read: int
     maps_model: bool
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One entry of smaps; `file` is empty for anonymous memory."""
+
+    resident: int
+    file: str
+    flags: frozenset[str]
 
 
 class Checks:
@@ -130,7 +138,7 @@ def check(model: Path, group: MemoryGroup, record: Path | None) -> int:
             *("--temperature", "0", "--ram", f"{RAM // GIB}GiB", "--json", str(result_file)),
         )
         begin = time.monotonic()
-        code, samples = watch(command, plan, model)
+        code, samples = watch(command, model)
         print(f"run took {time.monotonic() - begin:.0f} s, {len(samples)} samples", flush=True)
         checks("the run ends well", code == 0 and not group.was_killed(), f"exit code {code}")
         if code != 0:
@@ -189,45 +197,45 @@ def check_memory(run: dict, samples: list[Sample], checks: Checks) -> None:
 def measured_shares(run: dict, samples: list[Sample], probed: dict[str, int]) -> dict[str, float]:
     """What each share of the plan really took.
 
-    Arena and weights are mappings of their own and seen from outside; the KV cache is written when it is made, so its
-    size is its resident set. What is left is interpreter and tokenizer before the first expert arrives, and on top of
-    that the workspace at its peak.
+    The arenas (weights first, then experts) carry a flag that shows from outside; the KV cache is written when it is
+    made, so its size is its resident set. What is left is interpreter and tokenizer before the first expert arrives,
+    and on top of that the workspace at its peak.
     """
     memory = run["memory"]
-    rest = [s.resident - s.experts - s.weights - memory["kv_bytes"] for s in samples]
-    loaded = [r for r, s in zip(rest, samples, strict=True) if s.weights >= 0.98 * memory["resident_bytes"]]
-    before = [
-        r for r, s in zip(rest, samples, strict=True) if s.weights >= 0.98 * memory["resident_bytes"] and not s.experts
-    ]
-    base = before[-1] if before else loaded[0]
+    weights = memory["resident_bytes"]
+    # Half a megabyte: ends of pages that no tensor covers are never touched.
+    loaded = [sample for sample in samples if sample.arenas >= weights - MIB // 2]
+    rest = [sample.resident - sample.arenas - memory["kv_bytes"] for sample in loaded]
+    # The KV cache is made after the weights are read, so the last moment without experts is the one to compare with.
+    base = [r for r, sample in zip(rest, loaded, strict=True) if sample.arenas <= weights + MIB // 2][-1]
     return {
         "interpreter": base - probed["tokenizer"],
         "tokenizer": probed["tokenizer"],
-        "weights": max(s.weights for s in samples),
+        "weights": min(sample.arenas for sample in loaded),
         "decoded copies": memory.get("decoded_bytes", 0),
         "kv cache": memory["kv_bytes"],
-        "workspace": max(loaded) - base,
-        "expert cache": max(s.experts for s in samples),
+        "workspace": max(rest) - base,
+        "expert cache": max(sample.arenas for sample in loaded) - weights,
     }
 
 
 # --- watching from outside --------------------------------------------------------------------------------------------
 
 
-def watch(command: tuple[str, ...], plan: dict, model: Path) -> tuple[int, list[Sample]]:
+def watch(command: tuple[str, ...], model: Path) -> tuple[int, list[Sample]]:
     """Run a command; its exit code and what could be seen of it meanwhile."""
     process = subprocess.Popen(command)
     samples: list[Sample] = []
     while process.poll() is None:
-        sample = look(process.pid, plan["shares"], model)
+        sample = look(process.pid, model)
         if sample is not None:
             samples.append(sample)
         time.sleep(SAMPLE_S)
     return process.returncode, samples
 
 
-def look(root_pid: int, shares: dict[str, int], model: Path) -> Sample | None:
-    resident = experts = weights = storage = 0
+def look(root_pid: int, model: Path) -> Sample | None:
+    resident = arenas = storage = 0
     maps_model = False
     for pid in tree(root_pid):
         try:
@@ -235,15 +243,11 @@ def look(root_pid: int, shares: dict[str, int], model: Path) -> Sample | None:
             storage += int(Path(f"/proc/{pid}/io").read_text().split("\nread_bytes: ")[1].split()[0])
         except (OSError, IndexError):
             continue
-        for size, rss, name in mappings:
-            resident += rss
-            maps_model |= name == str(model)
-            # An anonymous mapping of just the size of a share is that share; alignment adds at most a huge page.
-            if not name and 0 <= size - shares["expert cache"] <= 2 * MIB:
-                experts += rss
-            elif not name and 0 <= size - shares["weights"] <= 2 * MIB:
-                weights += rss
-    return Sample(resident, experts, weights, storage, maps_model) if resident else None
+        resident += sum(mapping.resident for mapping in mappings)
+        # Arenas are the mappings that are left out of core dumps ("dd").
+        arenas += sum(mapping.resident for mapping in mappings if "dd" in mapping.flags)
+        maps_model |= any(mapping.file == str(model) for mapping in mappings)
+    return Sample(resident, arenas, storage, maps_model) if resident else None
 
 
 def tree(root_pid: int) -> list[int]:
@@ -258,17 +262,18 @@ def tree(root_pid: int) -> list[int]:
     return pids
 
 
-def read_smaps(pid: int) -> list[tuple[int, int, str]]:
-    """(size, resident set, file) of every mapping, in bytes; file is empty for anonymous ones."""
-    found: list[tuple[int, int, str]] = []
+def read_smaps(pid: int) -> list[Mapping]:
+    found: list[Mapping] = []
+    file, resident = "", 0
     with Path(f"/proc/{pid}/smaps").open() as lines:
         for line in lines:
             words = line.split()
             if not words[0].endswith(":"):
-                begin, end = (int(word, 16) for word in words[0].split("-"))
-                found.append((end - begin, 0, " ".join(words[5:])))
+                file = " ".join(words[5:])
             elif words[0] == "Rss:":
-                found[-1] = (found[-1][0], int(words[1]) << 10, found[-1][2])
+                resident = int(words[1]) << 10
+            elif words[0] == "VmFlags:":
+                found.append(Mapping(resident, file, frozenset(words[1:])))
     return found
 
 
