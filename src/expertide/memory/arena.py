@@ -126,8 +126,8 @@ class Arena:
             raise BudgetError(
                 f"the system refuses {format_size(self.capacity_bytes)} for the expert cache: {error.strerror}"
             ) from error
-        # A core dump needs no gigabytes of weights. The flag also keeps this mapping apart from its anonymous neighbours
-        # in /proc/PID/smaps, which is how tools/check_large.py tells the arenas from everything else.
+        # A core dump needs no gigabytes of weights. The flag also keeps this mapping apart from its neighbours in
+        # /proc/PID/smaps, which is how tools/check_large.py tells the arenas from everything else.
         if hasattr(mmap, "MADV_DONTDUMP"):
             self._memory.madvise(mmap.MADV_DONTDUMP)
         self._first = ctypes.c_char.from_buffer(self._memory)
