@@ -16,7 +16,9 @@ import torch
 
 from expertide import kernels
 from expertide.engine.engine import Engine
+from expertide.experts.cache import ExpertCache, make_residency
 from expertide.experts.executor import MoEExecutor
+from expertide.experts.policies import make_policy
 from expertide.experts.stats import ExpertStats
 from expertide.formats.tensors import TensorInfo
 from expertide.kernels.qtensor import QTensor
@@ -56,6 +58,8 @@ class Runtime:
         self.reader = Reader(files.files, files.file_sizes, serial=settings.serial_io)
         weights, self._weights_arena = load_resident(prepared.architecture.resident_tensors(), self.reader, progress)
         self._stack.callback(self._weights_arena.close)
+        self.cache: ExpertCache | None = None
+        self._policy_name: str | None = None
         self.executor = self._make_executor()
         # Closed before the memory that its threads write to.
         self._stack.callback(self.reader.close)
@@ -76,7 +80,7 @@ class Runtime:
         """Give everything back. The engine must not be used any more."""
         self._stack.close()
         # Tensors of the KV cache and views into the arenas go with the model.
-        del self.engine, self.executor
+        del self.engine, self.executor, self.cache
 
     def memory(self) -> dict[str, Any]:
         """The "memory" object of the statistics: bytes, planned and measured."""
@@ -90,7 +94,7 @@ class Runtime:
             "vram_reserved_peak_bytes": 0,
             "resident_bytes": self._weights_arena.capacity_bytes,
             "expert_cache_bytes": plan.expert_cache_bytes,
-            "expert_cache_used_bytes": self.executor.resident_bytes if self.executor is not None else 0,
+            "expert_cache_used_bytes": self.cache.used_bytes if self.cache is not None else 0,
             "all_experts_bytes": plan.all_experts_bytes,
             "kv_bytes": self.engine.kv_bytes,
             "planned": {**plan.shares, "total": plan.predicted_bytes},
@@ -108,7 +112,7 @@ class Runtime:
             "context": prepared.plan.context,
             "prefill_chunk": prepared.plan.prefill_chunk,
             "kv_type": prepared.kv_dtype,
-            "cache_policy": self.executor.policy_name if self.executor is not None else None,
+            "cache_policy": self._policy_name,
             "serial_io": prepared.settings.serial_io,
             "direct_io": not self.reader.notes,
         }
@@ -122,7 +126,27 @@ class Runtime:
         return dict((self.expert_stats() - before).to_json())
 
     def _make_executor(self) -> MoEExecutor | None:
-        raise NotImplementedError
+        """The expert store; None for a model without routed experts."""
+        prepared = self.prepared
+        catalog = prepared.catalog
+        if catalog is None:
+            return None
+        arena = Arena(prepared.plan.expert_cache_bytes)
+        self._stack.callback(arena.close)
+        self.reader.keep(arena)
+        residency = make_residency(catalog, arena)
+        policy = make_policy(prepared.options.cache_policy)
+        self._policy_name = policy.name
+        self.cache = ExpertCache(
+            catalog,
+            arena,
+            residency,
+            policy,
+            file_sizes=prepared.files.file_sizes,
+            num_experts_per_tok=prepared.architecture.config.num_experts_per_tok,
+            poison=prepared.settings.poison,
+        )
+        return MoEExecutor(catalog, self.cache, residency, self.reader, self._kernels)
 
     def _close_later(self, thing: object) -> None:
         close = getattr(thing, "close", None)

@@ -53,7 +53,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: int, pattern: s
         (["run"], "Missing argument 'MODEL'"),
         (["walk", "demo"], "No such command 'walk'"),
         (["run", "demo", "--no-such-flag"], "No such option: --no-such-flag"),
-        (["run", "demo", "-p", "x", "-n", "many"], "not a valid integer"),
+        (["run", "demo", "-p", "x", "-n", "many"], "--max-tokens.: .*valid integer"),
         (["run", "demo", "-p", "x", "-n", "0"], "max_tokens: got 0, expected"),
         (["run", "demo", "-p", "x", "--temperature", "-1"], "temperature: got -1.0, expected"),
         (["run", "demo", "-p", "x", "--top-p", "2"], "top_p: got 2.0, expected"),

@@ -19,7 +19,7 @@ import typer
 
 from expertide import __version__
 from expertide.cli.doctor import measure_disk, measure_memory
-from expertide.cli.flags import with_flags
+from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, ProgressBars, emit, note, table
 from expertide.cli.plan import active_expert_bytes
 from expertide.cli.reports import load_line, machine_facts, settings_facts
@@ -45,7 +45,7 @@ _HEAD_BYTES = 1 << 20
 
 @with_flags
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     options: Options,
     prompt: Annotated[
         list[str] | None, typer.Option("-p", "--prompt", metavar="TEXT", help="A prompt; may be given again.")
@@ -61,7 +61,7 @@ def command(
     ] = None,
     warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Answers before anything counts as repeated.")] = 1,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of rotating and of repeated prompts.")] = 3,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Measure prefill and decode: first-run, rotating and repeated prompts apart."""
     target = JsonTarget(json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from expertide.cli.flags import with_flags
+from expertide.cli.flags import ModelName, with_flags
 from expertide.cli.output import ProgressBars, emit, note
 from expertide.cli.reports import load_line, stats_line
 from expertide.cli.run import INTERRUPTED, show
@@ -21,7 +21,7 @@ HELP = "/reset begins anew, /stats shows the last answer's figures, /exit or Ctr
 
 @with_flags
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     options: Options,
     params: SamplingParams,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,

@@ -20,6 +20,7 @@ import typer
 
 from expertide import __version__
 from expertide.cli import machine_rates
+from expertide.cli.flags import JsonFlag
 from expertide.cli.machine_rates import MachineRates
 from expertide.cli.output import JsonTarget, emit, table
 from expertide.errors import StorageError
@@ -40,9 +41,12 @@ _SLOW_DISK = 500e6
 
 def command(
     model: Annotated[
-        str | None, typer.Argument(help="Measure the disk under this model; by default the temporary directory's.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Measure the disk under this model; by default the temporary directory's."
+        ),
     ] = None,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Measure this machine once, name its limits and how to lift them."""
     target = JsonTarget(json)

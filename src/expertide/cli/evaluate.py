@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from expertide import __version__
-from expertide.cli.flags import with_flags
+from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, ProgressBars, emit, note, table
 from expertide.cli.reports import load_line, settings_facts
 from expertide.cli.run import INTERRUPTED
@@ -49,10 +49,10 @@ class Suite:
 
 @with_flags
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     options: Options,
     suite: Annotated[Path, typer.Option("--suite", metavar="FILE", help="The questions and texts, as JSON.")],
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Score a suite of questions, and measure the perplexity of its texts."""
     target = JsonTarget(json)

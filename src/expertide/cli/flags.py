@@ -16,6 +16,12 @@ from expertide.engine.sampling import SamplingParams
 from expertide.errors import RequestError
 from expertide.options import Options, flags_of
 
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A .gguf file, any part of a split set, a directory, or demo."),
+]
+JsonFlag = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")]
+
 # Filters of a draw: at temperature 0 there is no draw, so a value other than "off" could not take effect.
 _DRAW_ONLY = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -53,9 +59,9 @@ def _flag_fields(kind: type) -> list[dataclasses.Field[Any]]:
 
 
 def _flag(entry: dataclasses.Field[Any], hints: dict[str, Any]) -> inspect.Parameter:
-    shown: bool | str = False if entry.default in (None, ()) else f"{entry.default}"
+    shown = "" if entry.default in (None, ()) else f"  [{entry.default}]"
     option = typer.Option(
-        *flags_of(entry), help=entry.metadata["help"], metavar=entry.metadata["metavar"], show_default=shown
+        *flags_of(entry), help=entry.metadata["help"] + shown, metavar=entry.metadata["metavar"], show_default=False
     )
     return inspect.Parameter(
         entry.name,

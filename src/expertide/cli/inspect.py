@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from expertide.cli.flags import JsonFlag, ModelName
 from expertide.cli.output import JsonTarget, ProgressBars, emit, note, table
 from expertide.errors import StorageError, UnsupportedError
 from expertide.formats import open_model
@@ -26,11 +27,11 @@ _READ_BYTES = 4 << 20
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata", help="List every metadata entry.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and show each file's SHA-256.")] = False,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Show what a model file holds, and whether it is sound."""
     target = JsonTarget(json)

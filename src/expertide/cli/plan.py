@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from expertide.cli import machine_rates
-from expertide.cli.flags import with_flags
+from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, emit, note, table
 from expertide.formats.tensors import ExpertCatalog
 from expertide.options import Options
@@ -17,9 +15,9 @@ from expertide.units import format_size
 
 @with_flags
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     options: Options,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Say what would lie where, and how fast it may be. No weight is read."""
     target = JsonTarget(json)
@@ -102,7 +100,7 @@ def _print(facts: dict[str, Any]) -> None:
         ("model", f"{facts['model']}  {format_size(facts['file_bytes'])}, {facts['architecture']}"),
         ("RAM budget", f"{format_size(facts['ram_budget_bytes'])} ({how})"),
     ]
-    rows += [(f"  {name}", format_size(size)) for name, size in facts["shares"].items()]
+    rows += [(f"  {name}", format_size(size)) for name, size in facts["shares"].items() if size]
     rows.append(("  in all", format_size(facts["predicted_bytes"])))
     if facts["num_experts"]:
         rows.append(

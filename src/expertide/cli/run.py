@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from expertide.cli.flags import with_flags
+from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, ProgressBars, emit, note
 from expertide.cli.reports import load_line, stats_line
 from expertide.engine.sampling import SamplingParams
@@ -23,7 +23,7 @@ _MAX_PROMPT_BYTES = 256 << 20
 
 @with_flags
 def command(
-    model: Annotated[str, typer.Argument(help="A .gguf file, any part of a split set, a directory, or demo.")],
+    model: ModelName,
     options: Options,
     params: SamplingParams,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
@@ -33,7 +33,7 @@ def command(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the model's chat template.")
     ] = False,
-    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    json: JsonFlag = None,
 ) -> None:
     """Answer one prompt: from -p, --prompt-file or standard input."""
     target = JsonTarget(json)

@@ -26,8 +26,8 @@ def root() -> None:
 
 @app.command("diff")
 def diff(
-    a: Annotated[Path, typer.Argument(help="A folder that EXPERTIDE_DUMP wrote.")],
-    b: Annotated[Path, typer.Argument(help="Another one, of the same prompt.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A folder that EXPERTIDE_DUMP wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same prompt.")],
     tolerance: Annotated[
         float,
         typer.Option(help="0: any bit counts; above: numbers may differ by this share.", min=0.0, max=1.0),
