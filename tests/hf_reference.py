@@ -52,7 +52,7 @@ def hf_model(config: DeepseekV2Config, tensors: Tensors) -> Any:
     missing, unexpected = model.load_state_dict(state, strict=False)
     # Computed buffers may be absent; a weight may not.
     assert not unexpected, unexpected
-    assert not set(missing) & {name for name, _ in model.named_parameters()}, missing
+    assert not set(missing) & {name for name, weight in model.named_parameters() if weight.numel()}, missing
     return model.to(torch.float32).eval()
 
 
@@ -93,6 +93,7 @@ def hf_config_dict(config: DeepseekV2Config) -> dict[str, Any]:
         "n_routed_experts": config.num_experts or 2,
         "num_experts_per_tok": config.num_experts_per_tok or 1,
         "first_k_dense_replace": lead,
+        "moe_layer_freq": config.moe_layers[1] - lead if len(config.moe_layers) > 1 else 1,
         "rope_parameters": rope,
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": False,
@@ -114,7 +115,8 @@ def _hf_config(config: DeepseekV2Config, is_v3: bool) -> Any:
     from transformers import DeepseekV2Config as HfV2Config
     from transformers import DeepseekV3Config as HfV3Config
 
-    fields = {key: value for key, value in hf_config_dict(config).items() if key not in ("model_type", "scoring_func")}
+    unknown = ("model_type", "scoring_func", "moe_layer_freq")
+    fields = {key: value for key, value in hf_config_dict(config).items() if key not in unknown}
     if is_v3:
         fields.pop("topk_method")
         fields["num_mtp_layers"] = 0
