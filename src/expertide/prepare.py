@@ -8,6 +8,7 @@ No torch: `expertide plan` and every refusal end here.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     num_threads = options.threads or machine.default_threads
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
     plan = placement.plan(
-        needs_of(architecture, catalog, num_threads=num_threads, kv_dtype=kv_dtype),
+        needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype),
         ram.budget_bytes,
         context=options.context,
         chunk=options.prefill_chunk,
@@ -113,7 +114,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
 
 
 def needs_of(
-    architecture: Architecture, catalog: ExpertCatalog | None, *, num_threads: int, kv_dtype: str
+    architecture: Architecture, catalog: ExpertCatalog | None, *, num_merges: int, num_threads: int, kv_dtype: str
 ) -> ModelNeeds:
     """What this model asks of memory, for `placement.plan`."""
     config = architecture.config
@@ -121,7 +122,7 @@ def needs_of(
     resident = sum(tensor.nbytes for tensor in architecture.resident_tensors())
     return ModelNeeds(
         interpreter_bytes=INTERPRETER_BYTES + num_threads * THREAD_BYTES,
-        tokenizer_bytes=tokenizer_bytes(config.vocab_size),
+        tokenizer_bytes=tokenizer_bytes(config.vocab_size, num_merges),
         resident_bytes=resident,
         decoded_bytes=architecture.decoded_copy_bytes(dtype_bytes),
         kv_bytes_per_token=architecture.kv_bytes_per_token(dtype_bytes),
@@ -132,6 +133,12 @@ def needs_of(
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
     )
+
+
+def _num_merges(files: ModelFiles) -> int:
+    """Merge rules of the vocabulary; 0 where the file has none (whether that is a fault is the tokenizer's to say)."""
+    merges = files.metadata.get("tokenizer.ggml.merges", ())
+    return len(merges) if isinstance(merges, Sequence) else 0
 
 
 def _warnings(machine: Topology, options: Options) -> list[str]:
