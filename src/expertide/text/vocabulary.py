@@ -118,7 +118,18 @@ def _strings(metadata: Mapping[str, object], name: str, source: str) -> list[str
                 f"{source}: {_PREFIX}{name}[{position}]: found {type(value).__name__}, expected a string of valid UTF-8"
             )
         texts.append(value)
+    _check_encodable(texts, name, source)
     return texts
+
+
+def _check_encodable(texts: Sequence[str], name: str, source: str) -> None:
+    """No lone surrogates. One encode of everything: 200,000 small ones would cost more than all other checks."""
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        for position, text in enumerate(texts):
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise FormatError(f"{source}: {_PREFIX}{name}[{position}]: {text!a} is not valid UTF-8") from None
 
 
 def _index(tokens: Sequence[str], source: str) -> dict[str, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import regex
@@ -232,3 +234,12 @@ def test_a_token_outside_the_alphabet_is_its_own_text() -> None:
     assert spelled_bytes("Ġthe") == b" the"
     assert spelled_bytes("ä½ł") == "你".encode()
     assert spelled_bytes("<｜fim▁hole｜>") == "<｜fim▁hole｜>".encode()
+
+
+def test_deepseek_v3_pieces_equal_those_recorded_from_the_model_s_own_file() -> None:
+    golden = Path(__file__).parents[2] / "golden" / "deepseek_v3_pieces.json"
+    vectors = json.loads(golden.read_text(encoding="utf-8"))["vectors"]
+    assert len(vectors) == 80
+    cut = pre_tokenizers.PRE_TOKENIZERS["deepseek-v3"].pipeline()
+    for vector in vectors:
+        assert [piece for piece, _ in cut.pre_tokenize_str(vector["text"])] == vector["pieces"], f"{vector['text']!a}"
