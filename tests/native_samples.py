@@ -1,0 +1,105 @@
+"""Random packed weights and the native calls on them, for the tests of the C++ kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expertide import _native
+from expertide.formats import quants
+from expertide.formats.quants.base import QuantType
+
+Floats = NDArray[np.float32]
+
+ALL_TYPES = tuple(quants.QUANT_TYPES.values())
+TYPE_NAMES = tuple(quant.name for quant in ALL_TYPES)
+
+# Where each type keeps its float16 scales, in bytes from the start of a block.
+_SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+
+
+def random_weights(quant: QuantType, rows: int, cols: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Packed rows [rows, row_bytes]: every bit random, except that scales are those of a real matrix."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(0.05)
+    if quant.name == "F32":
+        return values.view(np.uint8)
+    if quant.name == "F16":
+        return values.astype(np.float16).view(np.uint8)
+    if quant.name == "BF16":
+        return np.ascontiguousarray(values.view(np.uint16)[:, 1::2]).view(np.uint8)
+    num_blocks = cols // quant.block_size
+    raw = rng.integers(0, 256, (rows, num_blocks, quant.block_bytes), dtype=np.uint8)
+    if quant.name == "MXFP4":
+        raw[:, :, 0] = rng.integers(118, 124, (rows, num_blocks))
+    for offset in _SCALES.get(quant.name, ()):
+        scale = rng.uniform(0.001, 0.02, (rows, num_blocks, 1)).astype(np.float16)
+        raw[:, :, offset : offset + 2] = scale.view(np.uint8)
+    return raw.reshape(rows, num_blocks * quant.block_bytes)
+
+
+def linear(pool: _native.ThreadPool, quant: QuantType, packed: NDArray[np.uint8], x: Floats) -> Floats:
+    rows, cols = packed.shape[0], x.shape[1]
+    assert packed.shape[1] == quant.row_bytes(cols) and packed.flags.c_contiguous and x.flags.c_contiguous
+    y = np.full((x.shape[0], rows), np.nan, dtype=np.float32)
+    _native.linear(pool, packed.ctypes.data, quant.ggml_id, rows, cols, x.ctypes.data, x.shape[0], y.ctypes.data)
+    return y
+
+
+def decode_rows(pool: _native.ThreadPool, quant: QuantType, packed: NDArray[np.uint8], ids: list[int]) -> Floats:
+    cols = packed.shape[1] // quant.block_bytes * quant.block_size
+    ids_array = np.array(ids, dtype=np.int64)
+    out = np.full((len(ids), cols), np.nan, dtype=np.float32)
+    _native.decode_rows(
+        pool,
+        packed.ctypes.data,
+        quant.ggml_id,
+        packed.shape[0],
+        cols,
+        ids_array.ctypes.data,
+        len(ids),
+        out.ctypes.data,
+    )
+    return out
+
+
+@contextmanager
+def isa(name: str) -> Iterator[None]:
+    """Run with another instruction set, then with the one before."""
+    before = _native.isa()
+    _native.set_isa(name)
+    try:
+        yield
+    finally:
+        _native.set_isa(before)
+
+
+def available_isas() -> tuple[str, ...]:
+    with isa("auto"):
+        best = _native.isa()
+    return ("base",) if best == "base" else ("base", best)
+
+
+def assert_same_bits(a: Floats, b: Floats) -> None:
+    """Equal bit for bit; the message shows the first place. Any NaN equals any NaN: hardware may choose its payload."""
+    assert a.shape == b.shape
+    different = (a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b))
+    if different.any():
+        place = tuple(int(i) for i in np.argwhere(different)[0])
+        raise AssertionError(f"{different.sum()} of {a.size} differ, first at {place}: {a[place]!r} and {b[place]!r}")
