@@ -1,0 +1,207 @@
+"""The executor: right sums in every cache, each needed expert read once, leases and reads all back, also on failure."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from chaos_reader import ChaosReader, chaos
+from expert_world import ExpertFile, World, all_windows_bytes, write_experts
+from expertide.errors import StorageError
+from expertide.experts.executor import MAX_READS_IN_FLIGHT, MoEExecutor
+from expertide.experts.policies import POLICY_NAMES
+from expertide.experts.sizes import smallest_cache_bytes
+from expertide.kernels import select
+from expertide.kernels.ops import Kernels
+
+K = 2
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> ExpertFile:
+    return write_experts(tmp_path_factory.mktemp("experts") / "experts.bin")
+
+
+@pytest.fixture(scope="module", params=["native", "reference"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    kernels = select(request.param, num_threads=2)
+    yield kernels
+    kernels.close()
+
+
+@contextmanager
+def executor_of(file: ExpertFile, kernels: Kernels, **options: object) -> Iterator[tuple[World, MoEExecutor]]:
+    with World(file, k=K, **options) as world:  # type: ignore[arg-type]
+        yield world, MoEExecutor(file.catalog, world.cache, world.residency, world.reader, kernels)
+        assert world.residency.total_leases() == 0
+        world.cache.check()
+
+
+def batch(num_tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((num_tokens, 64)).astype(np.float32))
+    ids = np.stack([rng.permutation(8)[:K] for _ in range(num_tokens)]).astype(np.int32)
+    weights = rng.random((num_tokens, K)).astype(np.float32)
+    return x, torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def session(executor: MoEExecutor, world: World) -> list[bytes]:
+    """A prompt of two chunks and some tokens; the bytes of every output."""
+    outputs = []
+    for step, num_tokens in enumerate((13, 13, 1, 1, 1, 1, 1, 1, 1, 1)):
+        for layer_id in (1, 2, 3):
+            x, ids, weights = batch(num_tokens, seed=step * 10 + layer_id)
+            y = executor.run(layer_id, x, ids, weights, "prefill" if num_tokens > 1 else "decode")
+            outputs.append(y.numpy().tobytes())
+            assert world.residency.total_leases() == 0
+            world.cache.check()
+    return outputs
+
+
+def truth(file: ExpertFile, layer_id: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Float64, expert by expert."""
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    gate, up, down = (torch.from_numpy(file.weights[layer_id, n]).double() for n in ("gate", "up", "down"))
+    for t in range(x.shape[0]):
+        for k in range(K):
+            e, v = int(ids[t, k]), x[t].double()
+            y[t] += weights[t, k].double() * (down[e] @ (torch.nn.functional.silu(gate[e] @ v) * (up[e] @ v)))
+    return y
+
+
+def test_outputs_are_right(file: ExpertFile, kernels: Kernels) -> None:
+    with executor_of(file, kernels) as (_, executor):
+        for layer_id in (1, 2, 3):
+            x, ids, weights = batch(9, layer_id)
+            y = executor.run(layer_id, x, ids, weights, "prefill")
+            # Float32 sums of up to 96 products: 1e-5 is some 50 roundings.
+            torch.testing.assert_close(y.double(), truth(file, layer_id, x, ids, weights), atol=1e-5, rtol=1e-5)
+
+
+def test_bits_do_not_depend_on_cache_policy_or_reads(
+    file: ExpertFile, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest, everything = smallest_cache_bytes(file.catalog, K), all_windows_bytes(file.catalog)
+    with executor_of(file, kernels, cache_bytes=everything) as (world, executor):
+        expected = session(executor, world)
+    for policy in POLICY_NAMES:
+        for serial in (False, True):
+            with executor_of(file, kernels, policy=policy, serial=serial) as (world, executor):
+                assert session(executor, world) == expected
+                assert session(executor, world) == expected, "again in the same process"
+    for seed in range(4):
+        monkeypatch.setattr("expertide.memory.reader.FileReader", chaos(seed))
+        size = smallest + (everything - smallest) * seed // 4
+        with executor_of(file, kernels, policy=POLICY_NAMES[seed], cache_bytes=size) as (world, executor):
+            assert session(executor, world) == expected
+
+
+def test_statistics_add_up(file: ExpertFile, kernels: Kernels) -> None:
+    with executor_of(file, kernels) as (world, executor):
+        before = executor.stats()
+        session(executor, world)
+        stats = executor.stats() - before
+        assert stats.decode.requests == 3 * K * 8
+        for phase in (stats.prefill, stats.decode):
+            assert phase.hits_host + phase.misses == phase.requests == phase.computed_on_cpu
+            assert phase.read_s > 0
+        needed = sum(file.catalog.expert_nbytes(layer_id) * K * 8 for layer_id in (1, 2, 3))
+        assert stats.decode.needed_bytes == needed
+        assert stats.prefill.read_bytes + stats.decode.read_bytes == world.reader.stats().read_bytes
+        assert stats.prefill.evictions + stats.decode.evictions == world.cache.num_evictions
+        assert stats.to_json()["decode"]["hit_rate"] == pytest.approx(stats.decode.hits_host / stats.decode.requests)
+
+
+def test_prefill_reads_each_needed_expert_once_per_layer_and_chunk(file: ExpertFile, kernels: Kernels) -> None:
+    with executor_of(file, kernels) as (world, executor):
+        for step in range(3):
+            x, ids, weights = batch(30, step)
+            before, stats = world.reader.stats().read_bytes, executor.stats().prefill
+            executor.run(2, x, ids, weights, "prefill")
+            after = executor.stats().prefill - stats
+            assert after.requests == len(ids.unique()) == 8
+            windows = sum(
+                world.reader.window(part.ranges[e]).nbytes for part in file.catalog.layers[2] for e in range(8)
+            )
+            assert world.reader.stats().read_bytes - before <= windows + 3 * 4096
+            if step:
+                assert after.hits_host > 0, "residents of the layer are used in place first"
+
+
+def test_reads_in_flight_are_bounded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_experts(tmp_path_factory.mktemp("many") / "x.bin", num_layers=1, num_experts=24, hidden=32, inner=32)
+    monkeypatch.setattr("expertide.memory.reader.FileReader", chaos(1, 0.001))
+    kernels = select("reference", num_threads=1)
+    with executor_of(file, kernels, cache_bytes=all_windows_bytes(file.catalog)) as (world, executor):
+        ids = torch.arange(24, dtype=torch.int32).reshape(12, 2)
+        executor.run(1, torch.ones(12, 32), ids, torch.ones(12, 2), "prefill")
+        native = world.reader.native
+        assert isinstance(native, ChaosReader)
+        assert MAX_READS_IN_FLIGHT - 3 < native.max_in_flight <= MAX_READS_IN_FLIGHT
+
+
+@pytest.mark.parametrize("serial", [False, True])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_read_error_fails_the_step_with_file_and_offset_and_the_next_step_works(
+    file: ExpertFile, kernels: Kernels, phase: str, serial: bool
+) -> None:
+    x, ids, weights = batch(12 if phase == "prefill" else 1, 5)
+    with executor_of(file, kernels, cache_bytes=all_windows_bytes(file.catalog)) as (world, executor):
+        expected = executor.run(2, x, ids, weights, phase)
+    with executor_of(file, kernels, serial=serial) as (world, executor):
+        executor.run(2, *batch(1, 77), "decode")
+        for part in range(3):
+            for expert in sorted(set(ids.flatten().tolist()))[-2:]:
+                if world.residency.slot_of(2, expert) >= 0:
+                    continue
+                broken = file.catalog.layers[2][part].ranges[expert]
+                world.reader.inject_fault(0, broken.offset + 4096, 1, errno.EIO)
+                with pytest.raises(
+                    StorageError, match=r"experts\.bin: an expert of layer 2: got [\d,]+ of [\d,]+ bytes"
+                ):
+                    executor.run(2, x, ids, weights, phase)
+                assert world.residency.total_leases() == 0
+                assert world.residency.slot_of(2, expert) == -1
+                world.cache.check()
+                assert not (world.residency.state == 1).any(), "no read of the failed step is under way"
+        assert torch.equal(executor.run(2, x, ids, weights, phase), expected)
+
+
+def test_an_interrupt_in_mid_step_leaves_nothing_behind(
+    file: ExpertFile, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("expertide.memory.reader.FileReader", chaos(3, 0.003))
+    x, ids, weights = batch(12, 5)
+    with executor_of(file, kernels) as (world, executor):
+        real, calls = world.cache.reserve, iter(range(1000))
+
+        def reserve(*args: object, **options: object) -> object:
+            if next(calls) == 5:
+                raise KeyboardInterrupt
+            return real(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(world.cache, "reserve", reserve)
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(1, x, ids, weights, "prefill")
+        assert world.residency.total_leases() == 0 and not (world.residency.state == 1).any()
+        world.cache.check()
+        torch.testing.assert_close(
+            executor.run(1, x, ids, weights, "prefill").double(), truth(file, 1, x, ids, weights), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_the_router_observer_sees_every_choice(file: ExpertFile, kernels: Kernels) -> None:
+    seen: list[tuple[int, list[list[int]]]] = []
+    with executor_of(file, kernels) as (_, executor):
+        executor.set_router_observer(lambda layer_id, ids: seen.append((layer_id, ids.tolist())))
+        x, ids, weights = batch(3, 1)
+        executor.run(2, x, ids, weights, "decode")
+        executor.set_router_observer(None)
+        executor.run(3, x, ids, weights, "decode")
+    assert seen == [(2, ids.tolist())]
