@@ -2,8 +2,8 @@
 
     python benchmarks/linear.py [--threads 2] [--types Q4_K,Q8_0] [--json FILE]
 
-F32 with one token is nearly pure memory reading: the bound for all. The matrix is larger than a core's caches, so one token
-measures memory and 64 tokens measure arithmetic. Run it alone; only like machines compare.
+F32 with one token is nearly pure memory reading: the bound for all. The matrix is larger than a core's caches, so one
+token measures memory and 64 tokens measure arithmetic. Run it alone; only like machines compare.
 """
 
 from __future__ import annotations
