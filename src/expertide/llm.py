@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,8 @@ class LLM:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._holder: int | None = None
-        self._active: Stream | None = None
+        # Weak: a stream that its caller has dropped must be free to end itself.
+        self._active: weakref.ref[Stream] | None = None
         self._runtime: Runtime | None = None
         self._progress = progress
         self.interrupt = Interrupt()
@@ -213,8 +215,8 @@ class LLM:
         """Give all memory, threads and files back; ends a stream of this thread. Without effect the second time."""
         if self._runtime is None:
             return
-        if self._holder == threading.get_ident() and self._active is not None:
-            self._active.close()
+        if self._holder == threading.get_ident() and self._active is not None and (stream := self._active()):
+            stream.close()
         with self._lock:
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
@@ -317,7 +319,7 @@ class Stream:
         llm = self._llm
         llm.interrupt.clear()
         runtime = llm._acquire()
-        llm._active = self
+        llm._active = weakref.ref(self)
         try:
             yield from self._pieces_of(runtime)
         finally:
