@@ -1,24 +1,27 @@
 """What a tokenizer costs in memory, for the plan: known before anything is built, from two counts.
 
-Measured with tokenizers 0.23 on x86-64 Linux: growth of the resident set in a process that has everything imported,
-from opening the file to the finished tokenizer, decoded metadata included:
+Measured with tokenizers 0.23 on x86-64 Linux: growth of the resident set in a process that has all else imported, from
+opening the file to the finished tokenizer, the decoded metadata given back. The peak is without the package itself.
 
-    vocabulary                            tokens     merges    measured
-    demo                                   4,096      3,837     8.0 MiB
-    DeepSeek-V2's size, hardly a merge   102,400          5    30.7 MiB
-    DeepSeek-V2                          102,400     99,757    55.0 MiB
+    vocabulary                            tokens     merges    measured    planned    peak of the build
+    demo                                   4,096      3,837     8.0 MiB    8.6 MiB       4 MiB
+    DeepSeek-V2's size, hardly a merge   102,400          5    25.8 MiB   26.7 MiB      30 MiB
+    DeepSeek-V2                          102,400     99,757    37.1 MiB   43.8 MiB      63 MiB
+    DeepSeek-V4                          129,280    127,741    55.5 MiB   53.7 MiB      92 MiB
 
-`make check-large` measures the second one again. Encoding keeps a cache of recent pieces besides: 4 MiB after 16,000
-tokens of text.
+The peak, while the strings exist two or three times, comes before the first weight is read. It takes 0.3 s of processor
+time for DeepSeek-V2, and as much again to decode the metadata. `make check-large` measures the second row again.
+Encoding keeps a cache of recent pieces besides: 4 MiB after 16,000 tokens of text.
 """
 
 from __future__ import annotations
 
-_BASE_BYTES = 6_400_000  # jinja2, the chat template, the pipeline itself
-_BYTES_PER_TOKEN = 252  # strings of the metadata, and the way from text to id and back
-_BYTES_PER_MERGE = 256
+_BASE_BYTES = 7_500_000  # the tokenizers package, the chat template, the pipeline itself
+_BYTES_PER_TOKEN = 200  # the way from text to id and back
+# Hash tables double in size, so growth comes in steps: between 119 (DeepSeek-V2) and 200 (DeepSeek-V4) bytes a merge.
+_BYTES_PER_MERGE = 180
 
 
 def tokenizer_bytes(num_tokens: int, num_merges: int) -> int:
-    """Resident bytes that a byte-level BPE tokenizer adds; without the imported packages."""
+    """Resident bytes that a byte-level BPE tokenizer adds to a process."""
     return _BASE_BYTES + num_tokens * _BYTES_PER_TOKEN + num_merges * _BYTES_PER_MERGE

@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from expertide.errors import FormatError, RequestError
+from expertide.formats.gguf_values import GgufMetadata
 from expertide.text import hf_tokenizer, pre_tokenizers
 from expertide.text.byte_alphabet import spelled_bytes
 from expertide.text.chat import ChatTemplate
@@ -83,13 +84,17 @@ class Tokenizer:
         folder = files.files[0].parent
         if files.container == "gguf" and "tokenizer.ggml.model" in files.metadata:
             generation_eos, warnings = hf_tokenizer.read_generation_eos(folder)
-            return cls.from_metadata(
+            tokenizer = cls.from_metadata(
                 files.metadata,
                 pre_tokenizer=pre_tokenizer,
                 source=files.files[0].name,
                 generation_eos=generation_eos,
                 warnings=warnings,
             )
+            if isinstance(files.metadata, GgufMetadata):
+                # The strings of a large vocabulary are 17 MiB that nobody needs a second time.
+                files.metadata.forget_decoded()
+            return tokenizer
         path = folder / hf_tokenizer.FILE_NAME
         if not path.is_file():
             raise FormatError(f"{files.files[0]}: has no tokenizer inside and no {hf_tokenizer.FILE_NAME} beside it")

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from expertide.errors import FormatError, RequestError, UnsupportedError
+from expertide.formats.gguf_values import GgufMetadata
 from expertide.formats.tensors import ModelFiles
 from expertide.text.byte_alphabet import BYTE_TO_CHAR
 from expertide.text.tokenizer import Tokenizer
@@ -133,6 +134,18 @@ def test_a_gguf_vocabulary_wins_over_a_file_beside_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_files(model_files(tmp_path, "gguf", toy_metadata()))
     assert tokenizer.pre_tokenizer == "gpt-2"
     assert tokenizer.stop_ids == {256, 257}
+
+
+def test_a_gguf_file_keeps_no_second_copy_of_its_vocabulary(tmp_path: Path) -> None:
+    class Arrays(GgufMetadata):
+        num_forgotten = 0
+
+        def forget_decoded(self) -> None:
+            self.num_forgotten += 1
+
+    metadata = Arrays(tmp_path / "model.bin", toy_metadata())
+    Tokenizer.from_files(ModelFiles("gguf", (tmp_path / "model.bin",), (0,), metadata, {}))
+    assert metadata.num_forgotten == 1
 
 
 def test_a_damaged_generation_config_beside_a_gguf_only_warns(tmp_path: Path) -> None:
