@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,28 +36,38 @@ LIMIT = RAM + GIB // 4
 FILE_BYTES = 10_363_198_848
 NUM_TOKENS = 32
 MOE_LAYERS, EXPERTS_PER_TOKEN = 26, 6
-PROMPT = "the inner thing and the other thing are in there, and then on and on"
+# The vocabulary is bytes and five merges: this is more than one whole prefill chunk, so the workspace reaches its peak.
+PROMPT = "the inner thing and the other thing are in there, and then on and on. " * 10
 # Reading smaps of a 4 GiB process takes about a millisecond: a sample every 20 costs a twentieth of one core.
 SAMPLE_S = 0.02
 
 PROGRAM = (sys.executable, "-c", "import sys; from expertide.cli.main import main; main(sys.argv[1:])")
-# What the process holds before it opens a model, and what the tokenizer adds: the two shares that cannot be told apart
-# from outside. Same imports as a run, then one small product so that torch's threads exist.
+# Shares that cannot be told apart from outside: what the tokenizer adds to a process that has everything imported, and
+# what putting the model together adds to the packed weights.
 PROBE = """
-import gc, json, sys
+import json, sys
 from pathlib import Path
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-from expertide.cli import main
-import expertide.loading, torch
-torch.mm(torch.ones(64, 64), torch.ones(64, 64))
-begin = rss()
-from expertide.prepare import model_path
+import expertide.loading
+from expertide import LLM
 from expertide.formats import open_model
+from expertide.models import registry
 from expertide.text.tokenizer import Tokenizer
-files = open_model(model_path(sys.argv[1]))
+begin = rss()
+files = open_model(Path(sys.argv[1]))
 tokenizer = Tokenizer.from_files(files)
-print(json.dumps({"interpreter": begin, "tokenizer": rss() - begin}))
+shares = {"tokenizer": rss() - begin}
+architecture = type(registry.find(files))
+build = architecture.build
+def measured(*args, **kwargs):
+    begin = rss()
+    model = build(*args, **kwargs)
+    shares["decoded copies"] = rss() - begin
+    return model
+architecture.build = measured
+with LLM(sys.argv[1], ram=int(sys.argv[2])):
+    print(json.dumps(shares))
 """
 
 
@@ -130,7 +141,7 @@ def check(model: Path, group: MemoryGroup, record: Path | None) -> int:
     checks = Checks()
     check_inspect(model, checks)
     plan = json.loads(output_of(*PROGRAM, "plan", str(model), "--ram", f"{RAM // GIB}GiB", "--json", "-"))
-    shares = json.loads(output_of(sys.executable, "-c", PROBE, str(model)))
+    shares = json.loads(output_of(sys.executable, "-c", PROBE, str(model), str(RAM)))
     with tempfile.TemporaryDirectory() as folder:
         result_file = Path(folder) / "run.json"
         command = (
@@ -144,6 +155,8 @@ def check(model: Path, group: MemoryGroup, record: Path | None) -> int:
         if code != 0:
             return 1
         run = json.loads(result_file.read_text())
+    chunk, prompt = plan["prefill_chunk"], run["timings"]["prefill_tokens"]
+    checks("the prompt fills a prefill chunk", prompt >= chunk, f"{prompt} tokens, chunk {chunk}")
     check_counts(run, checks)
     check_bytes(run, samples, checks)
     check_memory(run, samples, checks)
@@ -160,11 +173,13 @@ def check(model: Path, group: MemoryGroup, record: Path | None) -> int:
 
 
 def check_inspect(model: Path, checks: Checks) -> None:
-    output_of(*PROGRAM, "inspect", str(model))
-    begin = time.monotonic()
-    output_of(*PROGRAM, "inspect", str(model))
-    seconds = time.monotonic() - begin
-    checks("inspect, warm", seconds < 1.0, f"{seconds:.2f} s, allowed 1 s")
+    seconds = []
+    for _ in range(4):
+        begin = time.monotonic()
+        output_of(*PROGRAM, "inspect", str(model))
+        seconds.append(time.monotonic() - begin)
+    # The first is cold. The best of the others: what another program does meanwhile is not inspect's time.
+    checks("inspect, warm", min(seconds[1:]) < 1.0, f"{min(seconds[1:]):.2f} s, allowed 1 s")
 
 
 def check_counts(run: dict, checks: Checks) -> None:
@@ -197,25 +212,24 @@ def check_memory(run: dict, samples: list[Sample], checks: Checks) -> None:
 def measured_shares(run: dict, samples: list[Sample], probed: dict[str, int]) -> dict[str, float]:
     """What each share of the plan really took.
 
-    The arenas (weights first, then experts) carry a flag that shows from outside; the KV cache is written when it is
-    made, so its size is its resident set. What is left is interpreter and tokenizer before the first expert arrives,
-    and on top of that the workspace at its peak.
+    The arenas (weights first, then experts) carry a flag that shows from outside, and the KV cache is written when it is
+    made, so its size is its resident set. While the weights are read there is nothing else but interpreter and
+    tokenizer; what comes on top of all that is the workspace at its peak.
     """
     memory = run["memory"]
-    weights = memory["resident_bytes"]
-    # Half a megabyte: ends of pages that no tensor covers are never touched.
-    loaded = [sample for sample in samples if sample.arenas >= weights - MIB // 2]
-    rest = [sample.resident - sample.arenas - memory["kv_bytes"] for sample in loaded]
-    # The KV cache is made after the weights are read, so the last moment without experts is the one to compare with.
-    base = [r for r, sample in zip(rest, loaded, strict=True) if sample.arenas <= weights + MIB // 2][-1]
+    weights, kv = memory["resident_bytes"], memory["kv_bytes"]
+    base = statistics.median(s.resident - s.arenas for s in samples if 0.2 * weights < s.arenas < 0.98 * weights)
+    # A tenth of a percent: ends of pages that no tensor covers are never touched.
+    loaded = [s for s in samples if s.arenas >= 0.999 * weights]
+    copies = probed["decoded copies"]
     return {
         "interpreter": base - probed["tokenizer"],
         "tokenizer": probed["tokenizer"],
-        "weights": min(sample.arenas for sample in loaded),
-        "decoded copies": memory.get("decoded_bytes", 0),
-        "kv cache": memory["kv_bytes"],
-        "workspace": max(rest) - base,
-        "expert cache": max(sample.arenas for sample in loaded) - weights,
+        "weights": min(s.arenas for s in loaded),
+        "decoded copies": copies,
+        "kv cache": kv,
+        "workspace": max(s.resident - s.arenas for s in loaded) - base - copies - kv,
+        "expert cache": max(s.arenas for s in loaded) - weights,
     }
 
 
