@@ -107,6 +107,7 @@ void bind_file_reader(nb::module_& m) {
             self.read_many({{file_id, offset, nbytes, dest}});
           },
           "file_id"_a, "offset"_a, "nbytes"_a, "dest"_a, Unlocked())
+      .def_prop_ro("num_submitted", &FileReader::num_submitted)
       .def("stats",
            [](const FileReader& self) {
              const ReadStats stats = self.stats();

@@ -110,6 +110,7 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     job.read = read;
     jobs.push_back(job);
   }
+  num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
   enqueue(jobs);
 }
 

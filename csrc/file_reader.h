@@ -66,6 +66,9 @@ class FileReader {
   // Queue reads whose slots are `loading` with as many pending reads. After close() each of them fails with ECANCELED.
   void submit(Residency* residency, const std::vector<WindowRead>& reads);
 
+  // Windows taken on by submit so far; a submit that throws takes on none.
+  int64_t num_submitted() const { return num_submitted_.load(std::memory_order_acquire); }
+
   // Read exactly these bytes and return when all are there. Throws the first ReadFailed, after all reads have ended.
   void read_many(const std::vector<ExactRead>& reads);
 
@@ -125,6 +128,7 @@ class FileReader {
 
   std::atomic<int64_t> read_bytes_{0};
   std::atomic<int64_t> num_reads_{0};
+  std::atomic<int64_t> num_submitted_{0};
 
   std::mutex fault_mutex_;
   std::vector<Fault> faults_;

@@ -1,14 +1,14 @@
 """A reader that keeps every promise of the native one and is as nasty as they allow: it delays, splits and reorders.
 
-Same surface as `expertide._native.FileReader`. Until the last piece of a window has come, the destination holds 0xFF, so
-whoever computes too early computes with NaN. Use: `monkeypatch.setattr("expertide.memory.reader.FileReader", ChaosReader)`,
-or `chaos(seed)` for a fixed order.
+Same surface as `expertide._native.FileReader`. Bytes that have not come yet are 0xFF, so whoever computes too early
+computes with NaN. Use: `monkeypatch.setattr("expertide.memory.reader.FileReader", chaos(seed))`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import random
 import threading
@@ -36,6 +36,7 @@ class ChaosReader:
         self._read_bytes = self._num_reads = 0
         self._busy_ns = 0
         self.max_in_flight = 0
+        self.num_submitted = 0
         self._in_flight = 0
         self._faults: list[list[int]] = []
         self._threads = [] if serial else [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
@@ -61,6 +62,7 @@ class ChaosReader:
         for window in windows:
             pieces += self._split(residency, *window)
         with self._lock:
+            self.num_submitted += len(windows)
             self._in_flight += len(windows)
             self.max_in_flight = max(self.max_in_flight, self._in_flight)
             if self._is_serial:
@@ -104,7 +106,7 @@ class ChaosReader:
 
             return read
 
-        return [piece(begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+        return [piece(begin, end) for begin, end in itertools.pairwise(cuts)]
 
     def _fault_in(self, file_id: int, offset: int, nbytes: int) -> int | None:
         with self._lock:
@@ -130,7 +132,15 @@ class ChaosReader:
         for file_id, offset, nbytes, dest in ranges:
             data = os.pread(self._fds[file_id], nbytes, offset)
             if len(data) != nbytes:
-                raise ReadFailed(f"got {len(data)} of {nbytes} bytes")
+                error = ReadFailed(f"got {len(data)} of {nbytes} bytes")
+                error.errno, error.file_id, error.offset, error.wanted, error.got = (
+                    0,
+                    file_id,
+                    offset,
+                    nbytes,
+                    len(data),
+                )
+                raise error
             ctypes.memmove(dest, data, nbytes)
             with self._lock:
                 self._read_bytes += nbytes

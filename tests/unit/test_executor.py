@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -173,20 +173,31 @@ def test_a_read_error_fails_the_step_with_file_and_offset_and_the_next_step_work
         assert torch.equal(executor.run(2, x, ids, weights, phase), expected)
 
 
+@pytest.mark.parametrize("call", range(12))
 def test_an_interrupt_in_mid_step_leaves_nothing_behind(
-    file: ExpertFile, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+    file: ExpertFile, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
+    """Also between a reservation and its submission: such a slot would be loading for ever."""
+    kernels = select("reference", num_threads=1)
     monkeypatch.setattr("expertide.memory.reader.FileReader", chaos(3, 0.003))
     x, ids, weights = batch(12, 5)
     with executor_of(file, kernels) as (world, executor):
-        real, calls = world.cache.reserve, iter(range(1000))
+        calls = iter(range(1000))
 
-        def reserve(*args: object, **options: object) -> object:
-            if next(calls) == 5:
-                raise KeyboardInterrupt
-            return real(*args, **options)  # type: ignore[arg-type]
+        def interrupted(real: Callable[..., object], is_late: bool) -> Callable[..., object]:
+            def wrapper(*args: object, **options: object) -> object:
+                is_hit = next(calls) == call
+                if is_hit and not is_late:
+                    raise KeyboardInterrupt
+                result = real(*args, **options)
+                if is_hit:
+                    raise KeyboardInterrupt
+                return result
 
-        monkeypatch.setattr(world.cache, "reserve", reserve)
+            return wrapper
+
+        monkeypatch.setattr(world.cache, "reserve", interrupted(world.cache.reserve, is_late=False))
+        monkeypatch.setattr(world.reader, "submit", interrupted(world.reader.submit, is_late=call % 2 == 0))
         with pytest.raises(KeyboardInterrupt):
             executor.run(1, x, ids, weights, "prefill")
         assert world.residency.total_leases() == 0 and not (world.residency.state == 1).any()

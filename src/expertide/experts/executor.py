@@ -17,6 +17,7 @@ it is under way, and the next step works.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -136,19 +137,12 @@ class MoEExecutor:
         # Reserved by this call and still its own: given back here when something fails.
         reading: deque[int] = deque()
         most = max(1, self._max_reads // self._num_parts[layer_id])
+        is_last_try = False
         before = self._reader.stats()
         evictions = self._cache.num_evictions
         try:
             while True:
-                reads: list[WindowRead] = []
-                while waiting and len(reading) < most:
-                    reservation = self._cache.reserve(layer_id, waiting[0], is_prefill=self._phase == "prefill")
-                    if reservation is None:
-                        break
-                    reading.append(waiting.popleft())
-                    reads.extend(reservation.reads)
-                if reads:
-                    self._reader.submit(self._residency, reads)
+                self._start_reads(layer_id, waiting, reading, most)
                 if not waiting:
                     # From here on the step owns these leases.
                     rest = list(reading)
@@ -156,12 +150,17 @@ class MoEExecutor:
                     self._stall(step.finish(rest, last=True))
                     break
                 if reading:
+                    is_last_try = False
                     self._stall(step.finish((reading.popleft(),), last=False))
-                else:
+                elif self._residency.total_leases():
                     # Hits hold what room there is: computing them frees it.
-                    is_stuck = self._residency.total_leases() == 0
-                    assert not is_stuck, f"no room for expert {waiting[0]} of layer {layer_id} in an empty cache"
                     self._stall(step.finish((), last=False))
+                else:
+                    # Only loads that nobody waits for any more can be in the way.
+                    assert not is_last_try, f"no room for expert {waiting[0]} of layer {layer_id} in an empty cache"
+                    is_last_try = True
+                    self._residency.wait_idle()
+                    self._cache.recover()
         except ReadFailed as error:
             self._abandon(step, layer_id, reading)
             raise self._storage_error(error, layer_id) from error
@@ -173,6 +172,26 @@ class MoEExecutor:
             self._read_bytes[self._phase] += after.read_bytes - before.read_bytes
             self._busy_s[self._phase] += after.busy_s - before.busy_s
             self._evictions[self._phase] += self._cache.num_evictions - evictions
+
+    def _start_reads(self, layer_id: int, waiting: deque[int], reading: deque[int], most: int) -> None:
+        """Move experts from `waiting` to `reading` while there is room, and submit all of their reads in one call."""
+        reads: list[WindowRead] = []
+        num_submitted = self._reader.num_submitted
+        try:
+            while waiting and len(reading) < most:
+                reservation = self._cache.reserve(layer_id, waiting[0], is_prefill=self._phase == "prefill")
+                if reservation is None:
+                    break
+                reading.append(waiting.popleft())
+                reads.extend(reservation.reads)
+            if reads:
+                self._reader.submit(self._residency, reads)
+        except BaseException:
+            # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
+            if self._reader.num_submitted == num_submitted:
+                for slot, file_id, offset, _, need_nbytes, _ in reads:
+                    self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
+            raise
 
     def _stall(self, waited_ns: int) -> None:
         self._stall_ns[self._phase] += waited_ns

@@ -133,6 +133,11 @@ class Reader:
         """Start reads into slots that are loading; each one's end is told to `residency`."""
         self.native.submit(residency, windows)
 
+    @property
+    def num_submitted(self) -> int:
+        """Windows that `submit` has taken on so far: with each of them the reader owes one complete or fail."""
+        return self.native.num_submitted
+
     def keep(self, memory: object) -> None:
         """Keep the owner of read destinations alive until the I/O threads have ended."""
         self._memory.append(memory)
