@@ -268,16 +268,19 @@ def _gguf_router(keys: _Keys, files: ModelFiles, moe_layers: tuple[int, ...], nu
         raise keys.error(
             "expert_count", f"layer {biased[0]} has a selection bias (exp_probs_b), layer {plain} has none"
         )
-    return _router(
-        num_experts=keys.positive("expert_count"),
-        num_experts_per_tok=keys.positive("expert_used_count"),
-        score=score,
-        has_bias=bool(biased),
-        num_groups=keys.count("expert_group_count"),
-        top_groups=keys.count("expert_group_used_count"),
-        renormalize=keys.switch("expert_weights_norm"),
-        scale=keys.non_negative_float("expert_weights_scale", default=0.0) or 1.0,  # 0: the key of older files
-    )
+    try:
+        return _router(
+            num_experts=keys.positive("expert_count"),
+            num_experts_per_tok=keys.positive("expert_used_count"),
+            score=score,
+            has_bias=bool(biased),
+            num_groups=keys.count("expert_group_count"),
+            top_groups=keys.count("expert_group_used_count"),
+            renormalize=keys.switch("expert_weights_norm"),
+            scale=keys.non_negative_float("expert_weights_scale", default=0.0) or 1.0,  # 0: the key of older files
+        )
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{files.files[0]}: {error}") from None
 
 
 def _has_bias(files: ModelFiles, layer: int) -> bool:
