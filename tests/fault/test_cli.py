@@ -19,6 +19,7 @@ import pytest
 
 PROGRAM = [sys.executable, "-m", "expertide"]
 QUESTION = "What is the capital of France?"
+TALE = "Long ago, in a small town by the sea, there was a young boy named Sam. His favourite thing was a yellow hat."
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -257,7 +258,7 @@ def test_eval_scores_questions_and_measures_perplexity(tmp_path: Path):
                     {"id": "right", "prompt": prompt, "regex": "Paris", "max_tokens": 16},
                     {"id": "wrong", "prompt": prompt, "regex": "London", "max_tokens": 16},
                 ],
-                "perplexity": [{"id": "text", "text": "One day, he could not find the yellow hat."}],
+                "perplexity": [{"id": "text", "text": TALE}],
             }
         ),
         encoding="utf-8",
@@ -266,7 +267,7 @@ def test_eval_scores_questions_and_measures_perplexity(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["total"] == {"right": 1, "of": 2}
-    # Guessing among 4,096 tokens gives ln 4096 = 8.3; a model trained on such sentences is far below half of that.
+    # Guessing among 4,096 tokens gives ln 4096 = 8.3; a model trained on such openings is far below half of that.
     assert 0 < facts["perplexity"]["mean_nll"] < 3
 
 

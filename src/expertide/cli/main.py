@@ -11,7 +11,7 @@ import typer
 
 from expertide import __version__
 from expertide.cli import bench, chat, doctor, evaluate, inspect, plan, run, trace
-from expertide.cli.output import note
+from expertide.cli.output import ReaderGoneError, note
 from expertide.errors import ExpertideError
 from expertide.settings import Settings
 
@@ -79,8 +79,8 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         note("expertide: interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would complain once more when it flushes at exit.
+    except (ReaderGoneError, BrokenPipeError):
+        # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except MemoryError:

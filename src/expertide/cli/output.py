@@ -18,10 +18,21 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class ReaderGoneError(Exception):
+    """Whoever read our standard output has closed it (`| head`). Not a failure: they have what they wanted."""
+
+
 def emit(text: str) -> None:
-    """A piece of an answer on stdout, seen at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """A piece of an answer on stdout, seen at once.
+
+    Raises:
+        ReaderGoneError: nobody reads any more. (Typer would turn a BrokenPipeError into exit code 1.)
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGoneError from None
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
