@@ -137,7 +137,7 @@ class MoEExecutor:
         # Reserved by this call and still its own: given back here when something fails.
         reading: deque[int] = deque()
         most = max(1, self._max_reads // self._num_parts[layer_id])
-        is_last_try = False
+        num_stuck = 0
         before = self._reader.stats()
         evictions = self._cache.num_evictions
         try:
@@ -150,15 +150,18 @@ class MoEExecutor:
                     self._stall(step.finish(rest, last=True))
                     break
                 if reading:
-                    is_last_try = False
+                    num_stuck = 0
                     self._stall(step.finish((reading.popleft(),), last=False))
-                elif self._residency.total_leases():
+                    continue
+                num_stuck += 1
+                if num_stuck == 1:
                     # Hits hold what room there is: computing them frees it.
                     self._stall(step.finish((), last=False))
                 else:
                     # Only loads that nobody waits for any more can be in the way.
-                    assert not is_last_try, f"no room for expert {waiting[0]} of layer {layer_id} in an empty cache"
-                    is_last_try = True
+                    assert num_stuck == 2, (
+                        f"no room for expert {waiting[0]} of layer {layer_id}, and nothing to wait for"
+                    )
                     self._residency.wait_idle()
                     self._cache.recover()
         except ReadFailed as error:
