@@ -18,6 +18,8 @@ Source: docs/gguf.md of ggml; `split.*` keys from tools/gguf-split of llama.cpp.
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +37,12 @@ from expertide.units import round_up
 
 _DEFAULT_ALIGNMENT = 32
 _MAX_RANK = 4
-_MAX_NAME_BYTES = 65535
+# The longest names in use have 64 bytes.
+_MAX_NAME_BYTES = 256
 # An axis of 2**40 values is beyond every model; the product of four axes is checked against the file all the same.
 _MAX_AXIS = 1 << 40
 # A trillion-parameter model with one tensor per expert and matrix has about 70,000 tensors.
-_MAX_TENSORS = 1 << 18
+_MAX_TENSORS = 1 << 17
 _MAX_METADATA = 1 << 16
 # Smallest possible directory entry: name length, rank, one axis, type, offset. Smallest metadata entry: key length,
 # value type, one byte.
@@ -245,21 +248,17 @@ def _read_tensor(reader: HeaderReader) -> _Entry:
     rank = reader.u32(what)
     if not 1 <= rank <= _MAX_RANK:
         raise reader.fail(f"{what} has rank {rank:,}; expected 1 to {_MAX_RANK}")
-    shape = tuple(reversed([reader.u64(what) for _ in range(rank)]))
-    type_id = reader.u32(what)
-    offset = reader.u64(what)
-    num_rows = 1
+    *sizes, type_id, offset = struct.unpack(f"<{rank}QIQ", reader.take(8 * rank + 12, what))
+    shape = tuple(reversed(sizes))
     for size in shape:
         if not 1 <= size <= _MAX_AXIS:
             raise reader.fail(f"{what}: an axis has {size:,} values; expected 1 to {_MAX_AXIS:,}")
-    for size in shape[:-1]:
-        num_rows *= size
     quant = _type_of(reader, what, type_id)
     try:
         row_bytes = quant.row_bytes(shape[-1])
     except FormatError as error:
         raise reader.fail(f"{what}: {error}") from None
-    return _Entry(name, shape, quant, num_rows * row_bytes, offset)
+    return _Entry(name, shape, quant, math.prod(shape[:-1]) * row_bytes, offset)
 
 
 def _type_of(reader: HeaderReader, what: str, type_id: int) -> QuantType:

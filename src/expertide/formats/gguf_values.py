@@ -42,9 +42,11 @@ _SCALARS: Mapping[int, np.dtype[np.generic]] = {
 # this many strings takes 0.3 s, so even a file that claims them is refused or read in under a second.
 MAX_ITEMS = 1 << 21
 _MAX_DEPTH = 8
-# Up to this size a value is decoded at once, so that small arrays (one number per layer) are checked with the header.
+# Arrays up to this size are decoded at once, so that small ones (one number per layer) are checked with the header.
 _EAGER_ARRAY_BYTES = 4096
-_EAGER_STRING_BYTES = 1 << 20
+# All values decoded at once, together: names, licences and a chat template have 20 KB. What exceeds this waits in the
+# file, so that no header can fill the memory; small integers take eight times their bytes in a list.
+_EAGER_BYTES = 4 << 20
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -114,11 +116,12 @@ class GgufMetadata(Mapping[str, object]):
 
 
 class ValueReader:
-    """Reads the values of one file and keeps count of the items that had to be walked."""
+    """Reads the values of one file and keeps count of what they cost."""
 
     def __init__(self, reader: HeaderReader) -> None:
         self._reader = reader
         self._num_walked = 0
+        self._eager_bytes_left = _EAGER_BYTES
 
     def read_value(self, key: str) -> object:
         """The value at the reader's position: ready, or a note of where it lies.
@@ -132,7 +135,7 @@ class ValueReader:
         begin = reader.position
         if value_type == STRING:
             length = reader.u64(what)
-            if length <= _EAGER_STRING_BYTES:
+            if self._can_spend(length):
                 # Names and licences in other encodings are no reason to refuse a model: lossy, but readable.
                 return reader.take(length, what).decode("utf-8", "replace")
             reader.skip(length, what)
@@ -146,12 +149,18 @@ class ValueReader:
         else:
             raise reader.fail(f"{what}: value type {value_type} is unknown; GGUF has types 0 to 12")
         unread = _Unread(value_type, begin, reader.position - begin)
-        if value_type == ARRAY and unread.nbytes <= _EAGER_ARRAY_BYTES:
+        if value_type == ARRAY and unread.nbytes <= _EAGER_ARRAY_BYTES and self._can_spend(unread.nbytes):
             try:
                 return _decode(reader.peek(begin, unread.nbytes), value_type)
             except _ValueFault as fault:
                 raise reader.fail(f"{what}: {fault}") from None
         return unread
+
+    def _can_spend(self, num_bytes: int) -> bool:
+        if num_bytes > self._eager_bytes_left:
+            return False
+        self._eager_bytes_left -= num_bytes
+        return True
 
     def _skip_array(self, what: str, depth: int) -> None:
         reader = self._reader

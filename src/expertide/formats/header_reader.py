@@ -26,13 +26,19 @@ _U64 = struct.Struct("<Q")
 
 def shown(text: object) -> str:
     """`text` fit for one line of an error message: control characters escaped, very long text cut."""
-    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+    line = _escaped(str(text))
     return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def shown_path(path: Path) -> str:
     """The same for a path, which is never cut: the user must find the file."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(path))
+    return _escaped(str(path))
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def regular_size(path: Path) -> int:
