@@ -18,6 +18,7 @@ import torch
 
 from expertide.engine.sampling import Sampler, SamplingParams
 from expertide.errors import RequestError
+from expertide.models.trace import NO_LAYER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -260,6 +261,8 @@ class Engine:
     def _pick(self, sampler: Sampler, hidden: Tensor) -> int:
         with torch.inference_mode():
             logits = self._model.logits(hidden[-1:])
+        if self._tracer is not None:
+            self._tracer.record(NO_LAYER, "logits", logits)
         return sampler.pick(logits[0].numpy())
 
     def _scores(self, hidden: Tensor, wanted_ids: list[int]) -> list[float]:
