@@ -37,13 +37,13 @@ FILE_BYTES = 10_363_198_848
 NUM_TOKENS = 32
 MOE_LAYERS, EXPERTS_PER_TOKEN = 26, 6
 # The vocabulary is bytes and five merges: this is more than one whole prefill chunk, so the workspace reaches its peak.
-PROMPT = "the inner thing and the other thing are in there, and then on and on. " * 10
+PROMPT = "the inner thing and the other thing are in there, and then on and on. " * 12
 # Reading smaps of a 4 GiB process takes about a millisecond: a sample every 20 costs a twentieth of one core.
 SAMPLE_S = 0.02
 
 PROGRAM = (sys.executable, "-c", "import sys; from expertide.cli.main import main; main(sys.argv[1:])")
-# Shares that cannot be told apart from outside: what the tokenizer adds to a process that has everything imported, and
-# what putting the model together adds to the packed weights.
+# Shares that cannot be told apart from outside: what the tokenizer and its package add to a process that has all else
+# imported, and what putting the model together adds to the packed weights.
 PROBE = """
 import json, sys
 from pathlib import Path
@@ -53,8 +53,8 @@ import expertide.loading
 from expertide import LLM
 from expertide.formats import open_model
 from expertide.models import registry
-from expertide.text.tokenizer import Tokenizer
 begin = rss()
+from expertide.text.tokenizer import Tokenizer
 files = open_model(Path(sys.argv[1]))
 tokenizer = Tokenizer.from_files(files)
 shares = {"tokenizer": rss() - begin}
@@ -212,8 +212,8 @@ def check_memory(run: dict, samples: list[Sample], checks: Checks) -> None:
 def measured_shares(run: dict, samples: list[Sample], probed: dict[str, int]) -> dict[str, float]:
     """What each share of the plan really took.
 
-    The arenas (weights first, then experts) carry a flag that shows from outside, and the KV cache is written when it is
-    made, so its size is its resident set. While the weights are read there is nothing else but interpreter and
+    The arenas (weights first, then experts) carry a flag that shows from outside, and the KV cache is written when it
+    is made, so its size is its resident set. While the weights are read there is nothing else but interpreter and
     tokenizer; what comes on top of all that is the workspace at its peak.
     """
     memory = run["memory"]
