@@ -25,7 +25,7 @@ def decoding_bytes() -> int:
 def attention_bytes(num_tokens: int, *, num_heads: int, rank: int, rope_dim: int) -> int:
     """Temporary memory of `mla_attention`, whatever the number of keys, without arguments and result."""
     queries = min(num_tokens, queries_per_tile(num_heads))
-    scores = 2 * queries * num_heads * KEY_TILE  # the rope share, then the sum
-    latents = 4 * queries * num_heads * rank  # absorbed queries, running mean, its rescaled copy, one tile's share
+    scores = queries * num_heads * KEY_TILE
+    latents = 3 * queries * num_heads * rank  # absorbed queries, the running mean, a copy in the order of heads
     keys = KEY_TILE * (rank + rope_dim)
     return 4 * (scores + latents + keys) + decoding_bytes()

@@ -55,30 +55,36 @@ def _attend(
 ) -> Tensor:
     """ol_TQL: for each query and head, the mean of the latents under the softmax of its scores."""
     num_tokens, num_heads, rank = qa_TQL.shape
-    qa = qa_TQL.reshape(num_tokens * num_heads, rank)
-    q_rope = q_rope_TQC.reshape(num_tokens * num_heads, -1)
-    highest = total = mean = None
+    num_rows = num_tokens * num_heads
+    qa = qa_TQL.reshape(num_rows, rank)
+    q_rope = q_rope_TQC.reshape(num_rows, -1)
+    # One set of buffers for all key tiles: fresh ones of this size would come from, and fragment, the heap each time.
+    widest = min(KEY_TILE, latent_SL.shape[0])
+    score_buffer = qa.new_empty(num_rows * widest)
+    latent_buffer = qa.new_empty((widest, rank))
+    k_rope_buffer = qa.new_empty((widest, q_rope.shape[1]))
+    highest = qa.new_full((num_rows, 1), float("-inf"))
+    total = qa.new_zeros((num_rows, 1))
+    mean = qa.new_zeros((num_rows, rank))
     for begin in range(0, latent_SL.shape[0], KEY_TILE):
-        latent = latent_SL[begin : begin + KEY_TILE].to(torch.float32)
-        k_rope = k_rope_SC[begin : begin + KEY_TILE].to(torch.float32)
-        scores = torch.addmm(q_rope @ k_rope.T, qa, latent.T, beta=scale, alpha=scale)
-        if begin + latent.shape[0] - 1 > first_position:
-            _mask_future(scores.view(num_tokens, num_heads, -1), begin, first_position)
-        tile_highest = scores.amax(dim=-1, keepdim=True)
-        if highest is None or total is None or mean is None:
-            # Tile 0 holds position 0, which every query sees: its maximum is finite, later ones may be -inf.
-            highest = tile_highest
-            weights = scores.sub_(highest).exp_()
-            total = weights.sum(dim=-1, keepdim=True)
-            mean = weights @ latent
-            continue
-        new_highest = torch.maximum(highest, tile_highest)
-        shrink = (highest - new_highest).exp_()
+        num_keys = min(KEY_TILE, latent_SL.shape[0] - begin)
+        latent = latent_buffer[:num_keys].copy_(latent_SL[begin : begin + num_keys])
+        k_rope = k_rope_buffer[:num_keys].copy_(k_rope_SC[begin : begin + num_keys])
+        scores = score_buffer[: num_rows * num_keys].view(num_rows, num_keys)
+        torch.mm(q_rope, k_rope.T, out=scores)
+        scores.addmm_(qa, latent.T, beta=scale, alpha=scale)
+        if begin + num_keys - 1 > first_position:
+            _mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
+        # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
+        new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
         weights = scores.sub_(new_highest).exp_()
-        total = total * shrink + weights.sum(dim=-1, keepdim=True)
-        mean = torch.addmm(mean * shrink, weights, latent)
+        if begin:
+            shrink = highest.sub_(new_highest).exp_()
+            total.mul_(shrink)
+            mean.mul_(shrink)
+        total.add_(weights.sum(dim=-1, keepdim=True))
+        mean.addmm_(weights, latent)
         highest = new_highest
-    assert mean is not None and total is not None
     return mean.div_(total).view(num_tokens, num_heads, rank)
 
 
