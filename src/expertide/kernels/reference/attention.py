@@ -17,6 +17,10 @@ from torch import Tensor
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.tiles import KEY_TILE, queries_per_tile
 
+# Shares of the softmax below this become 0: beside a largest share of 1 they are lost in float32 anyway, and denormal
+# numbers made the two products 23 times slower (128 queries, 8,192 keys, scores of standard deviation 25).
+NO_WEIGHT = 1e-30
+
 
 def mla_attention(
     q_nope_TQN: Tensor,
@@ -77,7 +81,7 @@ def _attend(
             _mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
         # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
         new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights = scores.sub_(new_highest).exp_()
+        weights = torch.nn.functional.threshold_(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0)
         if begin:
             shrink = highest.sub_(new_highest).exp_()
             total.mul_(shrink)
