@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 
+from expertide.formats import open_model
 from expertide.formats.quants import QUANT_TYPES, QuantType
 from expertide.formats.quants.opaque import GGML_OPAQUE
 
@@ -102,3 +106,20 @@ def test_what_the_gguf_package_quantises_comes_back_close(quant: QuantType) -> N
     # Largest step of 4-bit types on numbers within about 4: 4 / 7 between levels, half of it lost; MXFP4's widest
     # step is 2 of 6, and its power-of-two scale may cut the largest values by a third.
     assert error < 1.4
+
+
+def test_the_demo_model_is_read_and_decoded_as_the_gguf_package_does() -> None:
+    path = Path(str(files("expertide") / "data" / "demo-q4_k_m.gguf"))
+    model, theirs = open_model(path), gguf.GGUFReader(path)
+    assert dict(model.metadata) == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    assert list(model.tensors) == [tensor.name for tensor in theirs.tensors]
+    decoded = set()
+    for reference in theirs.tensors:
+        ours = model.tensors[reference.name]
+        assert (ours.offset, ours.nbytes) == (reference.data_offset, reference.n_bytes)
+        assert ours.shape == tuple(reversed(reference.shape.tolist()))
+        if ours.quant.name not in decoded:
+            decoded.add(ours.quant.name)
+            raw = np.fromfile(path, np.uint8, ours.nbytes, offset=ours.offset).reshape(*ours.shape[:-1], -1)
+            assert_same_bits(ours.quant.decode(raw), expected(ours.quant, raw).reshape(ours.shape))
+    assert {"F32", "Q4_K", "Q5_0", "Q6_K"} <= decoded
