@@ -298,3 +298,20 @@ def test_two_traces_of_one_run_agree_and_another_prompt_differs(tmp_path: Path):
     other = run("trace", "diff", str(tmp_path / "a"), str(tmp_path / "c"))
     assert other.returncode == 1
     assert re.search(r"step 0 \(prefill at position 0\)", other.stdout)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.6])
+def test_ctrl_c_while_the_program_starts_or_loads_is_as_quiet_as_later(seconds: float):
+    child = subprocess.Popen(
+        [*PROGRAM, "run", "demo", "-p", "Tell me a story.", "-n", "2000", "--temperature", "3", "--seed", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    # Python itself needs some 50 ms before it can catch anything.
+    time.sleep(seconds)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert b"Traceback" not in errors
+    assert errors.decode("utf-8").endswith("expertide: interrupted\n")

@@ -106,7 +106,6 @@ def _measure(
         nonlocal done
         output = llm.generate(ids, params)
         if output.finish_reason == "abort":
-            note("expertide: interrupted; nothing was written")
             raise typer.Exit(INTERRUPTED)
         done += 1
         progress("measuring", done, total)

@@ -1,84 +1,63 @@
-"""The program `expertide`: finds the command, runs it, and turns what goes wrong into a line and an exit code."""
+"""The program `expertide`: finds the command, runs it, and turns what goes wrong into a line and an exit code.
+
+Only names of the standard library are imported at the top: a Ctrl-C while the rest is being imported (half a second on
+a slow machine) must end as quietly as any other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
-
-from expertide import __version__
-from expertide.cli import bench, chat, doctor, evaluate, inspect, plan, run, trace
-from expertide.cli.output import ReaderGoneError, note
-from expertide.errors import ExpertideError
-from expertide.settings import Settings
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-# Newer typer carries its own copy of click; the base class of its errors is reached without naming either.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-app = typer.Typer(
-    name="expertide",
-    help="Runs Mixture-of-Experts language models that are larger than the memory they run in.",
-    epilog="MODEL is a .gguf file (any part of a split set), or `demo` for the small model inside the package.",
-    add_completion=False,
-    no_args_is_help=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Runs Mixture-of-Experts language models that are larger than the memory they run in."""
-    if version:
-        print(f"expertide {__version__}")
-        raise typer.Exit(DONE)
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(DONE)
-
-
-app.command("run")(run.command)
-app.command("chat")(chat.command)
-app.command("inspect")(inspect.command)
-app.command("plan")(plan.command)
-app.command("doctor")(doctor.command)
-app.command("bench")(bench.command)
-app.command("eval")(evaluate.command)
-app.add_typer(trace.app, name="trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; always ends in SystemExit."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else list(arguments)))
+    try:
+        code = run_command(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:
+        # A second Ctrl-C, or one before anything had begun.
+        code = _interrupted()
+    if code == INTERRUPTED:
+        # CPython up to 3.13 remembers a KeyboardInterrupt that passed through exec(), as imports of dataclasses do,
+        # and then dies of SIGINT at exit although it was handled. Everything is closed by now, so leave without it.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(INTERRUPTED)
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:
     """Run one command line; the exit code."""
+    import typer
+
+    from expertide.cli.commands import app
+    from expertide.cli.output import ReaderGoneError, note
+    from expertide.errors import ExpertideError
+
+    # Newer typer carries its own copy of click; the base class of its errors is reached without naming either.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character shows a question mark; it must not end the answer.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
+        # Newer typer gives an exit code back, also 130 for a KeyboardInterrupt; older ones raise.
         code = app(arguments, prog_name="expertide", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else DONE
+        return _ended(code if isinstance(code, int) else DONE)
     except typer.Exit as stop:
-        return int(stop.exit_code)
-    except _UsageError as error:
-        return _usage(error, arguments)
+        return _ended(int(stop.exit_code))
+    except usage_error as error:
+        return _usage(error)
     except ExpertideError as error:
         note(f"expertide: {_short(str(error))}")
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
-        note("expertide: interrupted")
-        return INTERRUPTED
+        return _interrupted()
     except (ReaderGoneError, BrokenPipeError):
         # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,20 +69,31 @@ def run_command(arguments: list[str]) -> int:
         return _unexpected(error)
 
 
-def _usage(error: Exception, arguments: list[str]) -> int:
+def _ended(code: int) -> int:
+    return _interrupted() if code == INTERRUPTED else code
+
+
+def _interrupted() -> int:
+    print("expertide: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "expertide"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    note(f"{command}: {_short(text.removeprefix('Invalid value: '))}\ntry `{command} --help`")
+    print(f"{command}: {_short(text.removeprefix('Invalid value: '))}\ntry `{command} --help`", file=sys.stderr)
     return USAGE
 
 
 def _unexpected(error: Exception) -> int:
     """A bug of ours: still no traceback in people's faces, but a place to find one."""
+    from expertide.settings import Settings
+
     if Settings.from_env().traceback:
         raise error
-    note(f"expertide: internal error: {type(error).__name__}: {_short(str(error))}")
-    note("please report it; EXPERTIDE_TRACEBACK=1 shows where it happened")
+    print(f"expertide: internal error: {type(error).__name__}: {_short(str(error))}", file=sys.stderr)
+    print("please report it; EXPERTIDE_TRACEBACK=1 shows where it happened", file=sys.stderr)
     return FAILED
 
 

@@ -52,7 +52,6 @@ def command(
         if target:
             target.write(output.stats)
     if output.finish_reason == "abort" or was_interrupted:
-        note("expertide: interrupted; the text so far is above")
         raise typer.Exit(INTERRUPTED)
 
 
