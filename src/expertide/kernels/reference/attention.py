@@ -81,7 +81,7 @@ def _attend(
             _mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
         # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
         new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights = torch.nn.functional.threshold_(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0)
+        weights = torch.nn.functional.threshold(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0, inplace=True)
         if begin:
             shrink = highest.sub_(new_highest).exp_()
             total.mul_(shrink)
