@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from expertide._native import Residency
 from expertide.experts.policies import Policy, Slots, UseRecords
-from expertide.experts.sizes import SPARE_SLOTS, smallest_window_bytes, window_pages
+from expertide.experts.sizes import smallest_window_bytes, window_pages
 from expertide.formats.tensors import ExpertCatalog
 from expertide.memory.arena import PAGE_BYTES, Arena
+from expertide.memory.placement import SPARE_SLOTS
 from expertide.memory.reader import WindowRead, window_of
 
 _FREE, _LOADING, _RESIDENT, _FAILED = range(4)

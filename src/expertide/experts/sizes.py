@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from expertide.formats.tensors import ByteRange, ExpertCatalog
-from expertide.memory.placement import expert_window_bytes
+from expertide.memory import placement
+from expertide.memory.arena import PAGE_BYTES
 from expertide.units import round_down, round_up
-
-PAGE_BYTES = 4096
-# Beside the experts of one token: one being read while another waits to be freed.
-SPARE_SLOTS = 2
 
 
 def window_pages(where: ByteRange) -> int:
@@ -18,10 +15,9 @@ def window_pages(where: ByteRange) -> int:
 
 
 def smallest_cache_bytes(catalog: ExpertCatalog, num_experts_per_tok: int) -> int:
-    """Arena bytes below which a step could not go on: K + 2 largest experts, or all of them if that is less."""
-    windows = expert_window_bytes(catalog)
-    slots = (num_experts_per_tok + SPARE_SLOTS) * max(windows.values())
-    return min(slots, sum(windows.values()) * catalog.num_experts)
+    """Arena bytes below which a step could not go on: what the plan insists on."""
+    windows = placement.expert_window_bytes(catalog)
+    return placement.smallest_cache_bytes(windows, catalog.num_experts, num_experts_per_tok)
 
 
 def smallest_window_bytes(catalog: ExpertCatalog) -> int:

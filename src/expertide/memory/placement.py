@@ -21,11 +21,12 @@ from dataclasses import dataclass, replace
 
 from expertide.errors import BudgetError, RequestError
 from expertide.formats.tensors import ExpertCatalog
+from expertide.memory.arena import PAGE_BYTES
 from expertide.units import MIB, format_size, round_down, round_up
 
-PAGE_BYTES = 4096
 DEFAULT_CONTEXT = 8192
-_SPARE_SLOTS = 2
+# Beside the experts of one token: one being read while another waits to be freed.
+SPARE_SLOTS = 2
 
 # Kept free of every share: allocators round, thread stacks and page tables grow. One hundredth, at least 16 MiB.
 _MARGIN_DIVISOR = 100
@@ -64,9 +65,7 @@ class ModelNeeds:
 
     @property
     def smallest_cache_bytes(self) -> int:
-        """K + 2 slots for the largest expert, or all experts if that is less; 0 when there are none."""
-        slots = (self.num_experts_per_tok + _SPARE_SLOTS) * max(self.expert_window_bytes.values(), default=0)
-        return min(slots, self.all_experts_bytes)
+        return smallest_cache_bytes(self.expert_window_bytes, self.num_experts, self.num_experts_per_tok)
 
     @property
     def all_experts_bytes(self) -> int:
@@ -138,6 +137,15 @@ def expert_window_bytes(catalog: ExpertCatalog | None, alignment: int = PAGE_BYT
     }
 
 
+def smallest_cache_bytes(window_bytes: Mapping[int, int], num_experts: int, num_experts_per_tok: int) -> int:
+    """Arena bytes below which a step could not go on: K + 2 of the largest experts, or all of them if that is less.
+
+    0 when there are no routed experts.
+    """
+    slots = (num_experts_per_tok + SPARE_SLOTS) * max(window_bytes.values(), default=0)
+    return min(slots, sum(window_bytes.values()) * num_experts)
+
+
 def plan(
     needs: ModelNeeds,
     budget_bytes: int,
@@ -199,10 +207,10 @@ def _check_wish(needs: ModelNeeds, expert_cache: int | None) -> None:
             f"--expert-cache {format_size(expert_cache)}: this model has no routed experts: nothing to cache"
         )
     if expert_cache < needs.smallest_cache_bytes:
-        slots = needs.num_experts_per_tok + _SPARE_SLOTS
+        slots = needs.num_experts_per_tok + SPARE_SLOTS
         raise BudgetError(
             f"--expert-cache {format_size(expert_cache)} is below the smallest that works: {slots} experts "
-            f"({needs.num_experts_per_tok} per token and {_SPARE_SLOTS} in flight), "
+            f"({needs.num_experts_per_tok} per token and {SPARE_SLOTS} in flight), "
             f"{needs.smallest_cache_bytes / MIB:,.2f} MiB"
         )
 
@@ -214,7 +222,7 @@ def _refusal(fixed: Plan, least: int, needs: ModelNeeds) -> str:
     is_chosen = least > needs.smallest_cache_bytes
     shares = [f"{name} {_gib(size)}" for name, size in fixed.shares.items() if size]
     if needs.expert_window_bytes:
-        slots = "as asked" if is_chosen else f"{needs.num_experts_per_tok + _SPARE_SLOTS} experts"
+        slots = "as asked" if is_chosen else f"{needs.num_experts_per_tok + SPARE_SLOTS} experts"
         shares.append(f"expert cache {_gib(least)} ({slots})")
     shares.append(f"margin {_gib(total - taken)}")
     hints = [f"raise --ram to {total // MIB}MiB"]
