@@ -27,7 +27,7 @@ from expertide.prepare import Prepared, prepare
 from expertide.settings import Settings
 
 if TYPE_CHECKING:
-    from expertide.engine.engine import FinishReason, Generation
+    from expertide.engine.engine import FinishReason, Generation, TokenScore
     from expertide.loading import Runtime
     from expertide.text.tokenizer import Tokenizer
 
@@ -190,11 +190,19 @@ class LLM:
 
     def token_logprobs(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[float]:
         """Natural log of each continuation token's probability, given all tokens before it."""
+        return [score.logprob for score in self.score(context_ids, continuation_ids)]
+
+    def score(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[TokenScore]:
+        """The same, and for each token whether greedy decoding would have taken it.
+
+        Raises:
+            RequestError: an empty part, an unknown token id, or both together longer than the context window.
+        """
         self._check_ids(context_ids)
         self._check_ids(continuation_ids)
         runtime = self._acquire()
         try:
-            return runtime.engine.loglikelihood(context_ids, continuation_ids)
+            return runtime.engine.score(context_ids, continuation_ids)
         finally:
             self._release()
 

@@ -300,7 +300,7 @@ def test_two_traces_of_one_run_agree_and_another_prompt_differs(tmp_path: Path):
     assert re.search(r"step 0 \(prefill at position 0\)", other.stdout)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.6])
+@pytest.mark.parametrize("seconds", [0.8, 2.0])
 def test_ctrl_c_while_the_program_starts_or_loads_is_as_quiet_as_later(seconds: float):
     child = subprocess.Popen(
         [*PROGRAM, "run", "demo", "-p", "Tell me a story.", "-n", "2000", "--temperature", "3", "--seed", "1"],

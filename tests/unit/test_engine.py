@@ -162,14 +162,17 @@ def test_a_kept_prefix_is_whole_chunks_of_the_same_tokens_and_never_the_last_pro
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_loglikelihood_scores_each_continuation_token_given_all_before_it(chunk: int):
+def test_each_continuation_token_is_scored_given_all_before_it(chunk: int):
     engine = Engine(FakeModel(), chunk=chunk, context=64)
     likely = expected_ids([5, 6], 3)
     hit = 3.0 - math.log(math.exp(3.0) + VOCAB - 1)
     miss = -math.log(math.exp(3.0) + VOCAB - 1)
-    assert engine.loglikelihood([5, 6], likely) == pytest.approx([hit] * 3, abs=1e-12)
-    wrong = [likely[0], (likely[1] + 1) % VOCAB]
-    assert engine.loglikelihood([5, 6], wrong) == pytest.approx([hit, miss], abs=1e-12)
+    scores = engine.score([5, 6], likely)
+    assert [score.logprob for score in scores] == pytest.approx([hit] * 3, abs=1e-12)
+    assert all(score.is_greedy for score in scores)
+    wrong = engine.score([5, 6], [likely[0], (likely[1] + 1) % VOCAB])
+    assert [score.logprob for score in wrong] == pytest.approx([hit, miss], abs=1e-12)
+    assert [score.is_greedy for score in wrong] == [True, False]
     assert run(engine, [5, 6], 3).token_ids == likely
 
 

@@ -52,6 +52,14 @@ class Timings:
         return self.decode_tokens / self.decode_s if self.decode_s > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Natural log of a token's probability, and whether greedy decoding would have taken it."""
+
+    logprob: float
+    is_greedy: bool
+
+
 class Generation:
     """One request under way; an iterator over its token ids.
 
@@ -142,8 +150,8 @@ class Engine:
         self._running = generation
         return generation
 
-    def loglikelihood(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[float]:
-        """Natural log of each continuation token's probability, given all tokens before it.
+    def score(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> list[TokenScore]:
+        """How likely each continuation token is, given all tokens before it.
 
         Raises:
             RequestError: an empty part, or both together longer than the context.
@@ -155,7 +163,7 @@ class Engine:
         ids = [*context_ids, *continuation_ids]
         self.check_prompt(ids)
         self._rewind(0)
-        scores: list[float] = []
+        scores: list[TokenScore] = []
         first = len(context_ids) - 1  # this token's logits give the first continuation token
         for start in range(0, len(ids) - 1, self.chunk):
             stop = min(start + self.chunk, len(ids) - 1)
@@ -265,9 +273,15 @@ class Engine:
             self._tracer.record(NO_LAYER, "logits", logits)
         return sampler.pick(logits[0].numpy())
 
-    def _scores(self, hidden: Tensor, wanted_ids: list[int]) -> list[float]:
-        """ln p(wanted_ids[i] | everything up to row i); the softmax runs in float64."""
+    def _scores(self, hidden: Tensor, wanted_ids: list[int]) -> list[TokenScore]:
+        """Of wanted_ids[i] after everything up to row i; the softmax runs in float64."""
         with torch.inference_mode():
-            logs = torch.log_softmax(self._model.logits(hidden).to(torch.float64), dim=-1)
-            chosen = logs.gather(1, torch.tensor(wanted_ids, dtype=torch.int64)[:, None])
-        return [float(value) for value in chosen[:, 0]]
+            logits = self._model.logits(hidden)
+            logs = torch.log_softmax(logits.to(torch.float64), dim=-1)
+            chosen = logs.gather(1, torch.tensor(wanted_ids, dtype=torch.int64)[:, None])[:, 0]
+            # As the sampler chooses: of equal logits the lowest id.
+            greedy = logits.numpy().argmax(axis=-1)
+        return [
+            TokenScore(float(logprob), int(best) == wanted)
+            for logprob, best, wanted in zip(chosen, greedy, wanted_ids, strict=True)
+        ]
