@@ -31,6 +31,15 @@ TOLERANCE = 2e-3  # issue 2; measured here: 4e-5 on logits of standard deviation
 SUITE = Path(__file__).parent.parent / "data" / "quality_suite.json"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small only wait for torch's threads: over 580 s with two, 112 s with one, on two busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def demo_path() -> Iterator[Path]:
     with resources.as_file(resources.files("expertide.data") / "demo-q4_k_m.gguf") as path:
