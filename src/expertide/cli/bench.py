@@ -21,7 +21,7 @@ from expertide import __version__
 from expertide.cli.doctor import measure_disk, measure_memory
 from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, ProgressBars, emit, note, table
-from expertide.cli.plan import active_expert_bytes
+from expertide.cli.plan import touched_bytes
 from expertide.cli.reports import load_line, machine_facts, settings_facts
 from expertide.cli.run import INTERRUPTED, prompt_ids
 from expertide.engine.sampling import SamplingParams
@@ -148,10 +148,7 @@ def _measure_bound(model: str) -> dict[str, Any]:
 
 def _bound_facts(llm: LLM, rates: dict[str, Any]) -> dict[str, Any]:
     """Tokens per second if one thread's memory rate were all that mattered, with everything in RAM."""
-    architecture = llm.prepared.architecture
-    experts = active_expert_bytes(llm.prepared.catalog, architecture.config.num_experts_per_tok)
-    resident = sum(tensor.nbytes for tensor in architecture.resident_tensors())
-    num_bytes = resident + experts
+    num_bytes, experts = touched_bytes(llm.prepared)
     return {
         "bytes_per_token": num_bytes,
         "expert_bytes_per_token": experts,

@@ -97,6 +97,8 @@ class ProgressBars(AbstractContextManager["ProgressBars"]):
             return
         if what != self._what:
             self.close()
+            if done >= total:  # over before it could be seen
+                return
             self._open(what, total)
         self._bars.update(self._task, completed=done, total=total)
         if done >= total:

@@ -56,29 +56,34 @@ def facts_of(prepared: Prepared) -> dict[str, Any]:
     return facts
 
 
-def _decode(prepared: Prepared) -> dict[str, Any]:
-    """Bytes a decoded token touches, and tokens per second where `expertide doctor` has measured this machine.
-
-    Hits are taken as the cached share of all experts, as if every expert were asked for equally often: real routing
-    is uneven, so a real run hits more often and the figure is a low one.
-    """
-    catalog, plan = prepared.catalog, prepared.plan
+def touched_bytes(prepared: Prepared) -> tuple[int, int]:
+    """Bytes of weights that one decoded token reads from memory: (all, of these routed experts)."""
     resident = sum(tensor.nbytes for tensor in prepared.architecture.resident_tensors())
     embedding = prepared.files.tensors.get("token_embd.weight")
     # One row of the embedding is read per token, unless it is the head as well.
     if embedding is not None and "output.weight" in prepared.files.tensors:
         resident -= embedding.nbytes
-    experts = active_expert_bytes(catalog, prepared.architecture.config.num_experts_per_tok)
-    missing = int(experts * (1 - plan.cached_share))
+    experts = active_expert_bytes(prepared.catalog, prepared.architecture.config.num_experts_per_tok)
+    return resident + experts, experts
+
+
+def _decode(prepared: Prepared) -> dict[str, Any]:
+    """What a decoded token touches, and tokens per second where `expertide doctor` has measured this machine.
+
+    Hits are taken as the cached share of all experts, as if every expert were asked for equally often: real routing
+    is uneven, so a real run hits more often and reads less.
+    """
+    total, experts = touched_bytes(prepared)
+    missing = int(experts * (1 - prepared.plan.cached_share))
     facts: dict[str, Any] = {
-        "memory_bytes_per_token": resident + experts,
+        "memory_bytes_per_token": total,
         "expert_bytes_per_token": experts,
         "disk_bytes_per_token": missing,
         "tokens_per_s": None,
     }
     rates = machine_rates.load()
     if rates is not None:
-        seconds = (resident + experts) / rates.memory_bytes_per_s + missing / rates.disk_bytes_per_s
+        seconds = total / rates.memory_bytes_per_s + missing / rates.disk_bytes_per_s
         facts["tokens_per_s"] = 1 / seconds if seconds > 0 else None
         facts["measured"] = {
             "memory_bytes_per_s": rates.memory_bytes_per_s,
@@ -121,6 +126,10 @@ def _print(facts: dict[str, Any]) -> None:
         )
     )
     speed = decode["tokens_per_s"]
-    guess = f"at most {speed:,.1f} tokens/s" if speed else "unknown; `expertide doctor` measures this machine once"
+    guess = (
+        f"about {speed:,.1f} tokens/s by what doctor measured"
+        if speed
+        else "unknown; `expertide doctor` measures this machine once"
+    )
     rows.append(("decode speed", guess))
     emit(table(rows) + "\n")
