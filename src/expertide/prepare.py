@@ -80,6 +80,8 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         RequestError: an option that cannot take effect.
     """
     settings = Settings.from_env() if settings is None else settings
+    if settings.kernels == "reference" and settings.cpu_isa != "auto":
+        raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
     path = model_path(model)
     files = open_model(path)
     architecture = registry.find(files)
