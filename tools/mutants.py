@@ -50,7 +50,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "evict-leased": (
         "a lease does not keep a slot from being evicted",
         [
-            ("csrc/residency.cpp", "|| leases_[slot] != 0", ""),
+            ("csrc/residency.cpp", "kResident || leases_[slot] != 0) return false", "kResident) return false"),
             ("src/expertide/experts/cache.py", "(self._state == _RESIDENT) & (self._num_leases == 0)",
              "self._state == _RESIDENT"),
         ],

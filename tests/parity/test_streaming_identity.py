@@ -26,6 +26,9 @@ PROMPT = (
     "User: Once upon a time there was a fox who counted 17 apples, 4 pears and 23 plums under an old tree. "
     "中国的首都是哪里？ How many pieces of fruit did the fox count?\n\nAssistant:"
 )
+# Short chunks: later ones find experts of the earlier ones, and prefill evicts what was used last. Only leases keep the
+# hits of a layer from going to make room for its misses.
+CHUNK = 16
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 # From K + 2 slots of the largest expert up to everything.
 SMALLEST, QUARTER, HALF, ALL = "smallest", 0.25, 0.5, 1.0
@@ -56,6 +59,7 @@ def _cache_bytes(size: str | float, kernels: str) -> int:
 def _answers(num_times: int, **options) -> list[tuple[list[int], list[bytes]]]:
     """Token ids and the bytes of every logit row, for each repetition in one process."""
     answers = []
+    options.setdefault("prefill_chunk", CHUNK)
     with LLM("demo", context=256, **options) as llm:
         model = llm._runtime.engine._model
         original, rows = model.logits, []
@@ -101,6 +105,6 @@ def test_token_ids_and_logits_do_not_depend_on_where_experts_lie(baselines, monk
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
 def test_greedy_tokens_do_not_depend_on_threads_and_chunk_size(chunk, threads):
-    ((ids, _),) = _answers(1, threads=2, prefill_chunk=256)
+    ((ids, _),) = _answers(1, threads=2)
     ((again, _),) = _answers(1, threads=threads, prefill_chunk=chunk)
     assert again == ids
