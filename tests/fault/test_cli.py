@@ -302,8 +302,10 @@ def test_two_traces_of_one_run_agree_and_another_prompt_differs(tmp_path: Path):
 
 @pytest.mark.parametrize("seconds", [0.8, 2.0])
 def test_ctrl_c_while_the_program_starts_or_loads_is_as_quiet_as_later(seconds: float):
+    # A prompt of 1,800 tokens in steps of one: still under way after two seconds on any machine.
+    prompt = " one" * 1800
     child = subprocess.Popen(
-        [*PROGRAM, "run", "demo", "-p", "Tell me a story.", "-n", "2000", "--temperature", "3", "--seed", "1"],
+        [*PROGRAM, "run", "demo", "--raw", "-p", prompt, "-n", "200", "--prefill-chunk", "1"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment(),

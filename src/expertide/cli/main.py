@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(INTERRUPTED)
+    # The answer is out: a Ctrl-C that comes while the interpreter takes itself down must not turn it into a failure.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
