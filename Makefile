@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the compiled half is made of: a change here installs the package again. Python sources are used in place.
 NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/kernels/*.*)
-SOURCES := src tests tools demo_model
+SOURCES := src tests tools demo_model benchmarks
 
 .DELETE_ON_ERROR:
 .PHONY: demo test setup check format check-large bench wheel clean
