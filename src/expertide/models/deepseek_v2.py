@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from expertide.formats.metadata import Metadata
 from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
 from expertide.kernels import tiles
 from expertide.models.deepseek_v2_config import DeepseekV2Config, tiny_config
@@ -326,8 +327,11 @@ def _find_tensors(files: ModelFiles, config: DeepseekV2Config) -> _Tensors:
         if config.num_shared_experts:
             _take_swiglu(take, blk, "_shexp", hidden, config.moe_inner * config.num_shared_experts)
         experts[layer_id] = _expert_parts(directory, blk, config)
-    # Draft layers (multi-token prediction) come after the model's own and are not used.
-    directory.ignore(name for name in files.tensors if _layer_of(name) >= config.num_layers)
+    # Draft layers (multi-token prediction) come after the model's own and are not used; they are as many as the key
+    # says, so that a wrong number of layers does not leave half a model out.
+    num_drafts = Metadata.of(files).int("deepseek2.nextn_predict_layers", default=0)
+    drafts = range(config.num_layers, config.num_layers + num_drafts)
+    directory.ignore(name for name in files.tensors if _layer_of(name) in drafts)
     directory.refuse_leftovers()
     return _Tensors(resident, experts, is_joint)
 

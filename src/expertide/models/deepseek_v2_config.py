@@ -80,7 +80,7 @@ class DeepseekV2Config:
             FormatError: a key is missing, of the wrong type, or contradicts another or the tensors.
             UnsupportedError: a value that has no code here.
         """
-        return _from_gguf(files)
+        return _checked(_from_gguf(files), str(files.files[0]))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekV2Config:
@@ -90,7 +90,7 @@ class DeepseekV2Config:
             FormatError: a field is missing or of the wrong type.
             UnsupportedError: a value that has no code here.
         """
-        return _from_hf(config)
+        return _checked(_from_hf(config), "config.json")
 
 
 def tiny_config(**overrides: object) -> DeepseekV2Config:
@@ -123,6 +123,29 @@ def attention_scale(head_dim: int, yarn: YarnSpec | None, *, mscale_all_dim: flo
     """1/sqrt(N + C), times m(factor, mscale_all_dim)² under YaRN."""
     m = yarn_magnitude(yarn.factor, mscale_all_dim) if yarn else 1.0
     return m * m / math.sqrt(head_dim)
+
+
+def _checked(config: DeepseekV2Config, source: str) -> DeepseekV2Config:
+    """Refuse numbers far outside every model: with them angles overflow, or answers are noise without a word."""
+    yarn, router = config.rope.yarn, config.router
+    ranges: list[tuple[str, float, float, float]] = [
+        ("norm epsilon", config.norm_eps, 1e-30, 1.0),
+        ("rope base", config.rope.theta, 1.0 + 1e-6, 1e15),
+        ("factor on cos and sin", config.rope.magnitude, 1e-4, 1e4),
+        ("attention scale", config.attention_scale, 1e-6, 1e4),
+    ]
+    if yarn is not None:
+        ranges += [
+            ("YaRN factor", yarn.factor, 1.0, 1e6),
+            ("YaRN beta_fast", yarn.beta_fast, 1e-6, 1e6),
+            ("YaRN beta_slow", yarn.beta_slow, 1e-6, 1e6),
+        ]
+    if router is not None:
+        ranges.append(("scale of expert weights", router.scale, 1e-6, 1e6))
+    for name, value, low, high in ranges:
+        if not low <= value <= high:
+            raise FormatError(f"{source}: {name} {value:g}, expected {low:g} to {high:g}")
+    return config
 
 
 def _from_gguf(files: ModelFiles) -> DeepseekV2Config:
