@@ -66,9 +66,14 @@ def model_path(name: str | Path) -> Path:
     """
     if str(name) == "demo":
         return _DEMO_MODEL
+    if not isinstance(name, str | Path):
+        raise RequestError(f"MODEL: got {type(name).__name__}, expected the path of a .gguf file or directory, or demo")
     if not str(name):
         raise RequestError("MODEL is empty; expected a .gguf file, a directory, or demo")
-    return Path(name).expanduser()
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~somebody without a home: then it is a name like any other
+        return Path(name)
 
 
 def prepare(model: str | Path, options: Options, settings: Settings | None = None) -> Prepared:
@@ -83,6 +88,11 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     if settings.kernels == "reference" and settings.cpu_isa != "auto":
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
     path = model_path(model)
+    if options.pre_tokenizer is not None:
+        # Here, because only this option needs the tokenizers package before the plan is made.
+        from expertide.text import pre_tokenizers
+
+        pre_tokenizers.find_asked(options.pre_tokenizer)
     files = open_model(path)
     architecture = registry.find(files)
     machine = topology.probe(files.files[0])
