@@ -20,11 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
+import psutil
+
 from expertide.engine.interrupt import Interrupt
 from expertide.engine.sampling import SamplingParams
 from expertide.errors import RequestError
 from expertide.options import Options
-from expertide.prepare import Prepared, prepare
+from expertide.prepare import THREAD_BYTES, Prepared, prepare, with_measured_interpreter
 from expertide.settings import Settings
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class LLM:
         # Torch loads here, after every refusal that needs no torch.
         from expertide.loading import load
 
+        self.prepared = with_measured_interpreter(self.prepared, self._interpreter_bytes())
         self._runtime = load(self.prepared, progress)
         self.load_s = time.perf_counter() - begin
 
@@ -273,6 +276,11 @@ class LLM:
         from expertide.text.tokenizer import Tokenizer
 
         return Tokenizer.from_files(self.prepared.files, pre_tokenizer=options.pre_tokenizer)
+
+    def _interpreter_bytes(self) -> int:
+        """What the process takes before the first weight, without the tokenizer; threads are still to come."""
+        resident = int(psutil.Process().memory_info().rss)
+        return resident - self.prepared.plan.tokenizer_bytes + self.prepared.num_threads * THREAD_BYTES
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

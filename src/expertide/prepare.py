@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expertide.errors import RequestError
@@ -50,6 +50,7 @@ class Prepared:
     catalog: ExpertCatalog | None
     topology: Topology
     budget: RamBudget
+    needs: ModelNeeds
     plan: Plan
     options: Options
     settings: Settings
@@ -102,13 +103,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
-    plan = placement.plan(
-        needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype),
-        ram.budget_bytes,
-        context=options.context,
-        chunk=options.prefill_chunk,
-        expert_cache=options.expert_cache_bytes,
-    )
+    needs = needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype)
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
         files=files,
@@ -116,12 +111,38 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         catalog=catalog,
         topology=machine,
         budget=ram,
-        plan=plan,
+        needs=needs,
+        plan=_plan(needs, ram, options),
         options=options,
         settings=settings,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         warnings=(*files.warnings, *ram.warnings, *_warnings(machine, options)),
+    )
+
+
+def with_measured_interpreter(prepared: Prepared, interpreter_bytes: int) -> Prepared:
+    """The plan once more, when the process turns out to be larger than was assumed before its libraries were loaded.
+
+    A build of torch for GPUs takes more than one for CPUs, and so does a program that has other things in memory; the
+    experts get what is left, so that the budget stays a ceiling.
+
+    Raises:
+        BudgetError: it does not fit any more.
+    """
+    if interpreter_bytes <= prepared.needs.interpreter_bytes:
+        return prepared
+    needs = replace(prepared.needs, interpreter_bytes=interpreter_bytes)
+    return replace(prepared, needs=needs, plan=_plan(needs, prepared.budget, prepared.options))
+
+
+def _plan(needs: ModelNeeds, ram: RamBudget, options: Options) -> Plan:
+    return placement.plan(
+        needs,
+        ram.budget_bytes,
+        context=options.context,
+        chunk=options.prefill_chunk,
+        expert_cache=options.expert_cache_bytes,
     )
 
 
