@@ -123,9 +123,12 @@ class DeepseekV2Architecture:
         # Queries and their parts, the attended values before and after joining tiles.
         attention += 4 * chunk * config.num_heads * (2 * config.head_dim + 2 * config.value_dim)
         widest = max(config.dense_inner, config.moe_inner * max(config.num_shared_experts, 1))
-        ffn = 4 * chunk * 4 * widest + tiles.decoding_bytes()  # gate, up, silu(gate), the product
+        ffn = 4 * chunk * 3 * widest  # gate, up, the product
         if config.router is not None:
-            ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts)
+            # Every (token, k) result; the logits and what sorts them; one expert's own rows, at worst all tokens'.
+            results = config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts
+            ffn = max(ffn, 4 * chunk * (results + 2 * config.hidden_size + 3 * config.moe_inner))
+        ffn += tiles.decoding_bytes()
         streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
         head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
         return max(attention, ffn, head) + streams
