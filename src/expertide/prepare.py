@@ -7,7 +7,9 @@ No torch: `expertide plan` and every refusal end here.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +28,11 @@ from expertide.settings import Settings
 from expertide.text.sizes import tokenizer_bytes
 from expertide.units import MIB
 
-# Peak resident set of Python 3.11-3.13 with torch 2.6-2.13 (CPU), numpy, tokenizers and jinja2 imported and one small
-# operation run: 226-241 MiB on x86-64 Linux.
+# Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, x86-64
+# Linux. Builds of torch for CPUs: 226-241 MiB (Python 3.11-3.13, torch 2.6-2.13). For CUDA: 503 MiB (Python 3.12, torch
+# 2.11 with CUDA 13.0); such builds bring their own libraries, used or not.
 INTERPRETER_BYTES = 240 * MIB
+CUDA_INTERPRETER_BYTES = 500 * MIB
 # Stack, allocator arena and scratch of a worker.
 THREAD_BYTES = 1 * MIB
 _DEMO_MODEL = Path(__file__).parent / "data" / "demo-q4_k_m.gguf"
@@ -154,7 +158,7 @@ def needs_of(
     dtype_bytes = 4 if kv_dtype == "float32" else 2
     resident = sum(tensor.nbytes for tensor in architecture.resident_tensors())
     return ModelNeeds(
-        interpreter_bytes=INTERPRETER_BYTES + num_threads * THREAD_BYTES,
+        interpreter_bytes=_interpreter_bytes() + num_threads * THREAD_BYTES,
         tokenizer_bytes=tokenizer_bytes(config.vocab_size, num_merges),
         resident_bytes=resident,
         decoded_bytes=architecture.decoded_copy_bytes(dtype_bytes),
@@ -166,6 +170,19 @@ def needs_of(
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
     )
+
+
+def _interpreter_bytes() -> int:
+    """By the kind of torch that is installed, as its version file says: the plan does not import it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return INTERPRETER_BYTES
+    try:
+        version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return INTERPRETER_BYTES
+    is_cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]", version, re.MULTILINE) is not None
+    return CUDA_INTERPRETER_BYTES if is_cuda else INTERPRETER_BYTES
 
 
 def _num_merges(files: ModelFiles) -> int:
