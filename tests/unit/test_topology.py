@@ -79,7 +79,7 @@ def test_in_a_container_the_mounted_group_is_the_own_one(tmp_path: Path) -> None
 
 
 def test_a_version_1_limit_above_what_a_container_sees_counts(tmp_path: Path) -> None:
-    """A pod's limit lies on a group outside the container: the own group has none, and the kernel kills all the same."""
+    """A pod's limit lies on a group outside the container: its own group has none, yet the kernel kills."""
     root = machine(
         tmp_path,
         {
