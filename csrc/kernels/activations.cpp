@@ -2,23 +2,27 @@
 
 namespace expertide {
 
-float* row_scratch(int64_t cols) {
-  thread_local std::vector<float> scratch;
-  const auto wanted = static_cast<size_t>(kMaxRowsAtOnce * cols);
-  if (scratch.size() < wanted) scratch.resize(wanted);
-  return scratch.data();
+uint8_t* AlignedBytes::at_least(size_t nbytes) {
+  constexpr size_t kAlignment = 64;
+  if (bytes_.size() < nbytes + kAlignment) bytes_.resize(nbytes + kAlignment);
+  const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+  return bytes_.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+uint8_t* row_scratch(int64_t cols) {
+  thread_local AlignedBytes scratch;
+  return scratch.at_least(static_cast<size_t>(scratch_bytes(cols)));
 }
 
 const void* const* ActivationRows::prepare(ThreadPool& pool, const IsaTable& isa, Activation form, const float* x,
                                            int64_t num_rows, int64_t cols, int64_t num_heads) {
-  const bool is_float = form == Activation::kFloat32;
-  const int64_t row_blocks = cols / kSuperBlock;
+  const int64_t block = block_of(form);
+  const bool is_float = block == 0;
+  const int64_t row_bytes = is_float ? 0 : quantized_layout(block, cols).nbytes;
+  uint8_t* quantized = quantized_.at_least(static_cast<size_t>(num_rows * row_bytes));
   if (!is_float) {
-    if (blocks_.size() < static_cast<size_t>(num_rows * row_blocks)) {
-      blocks_.resize(static_cast<size_t>(num_rows * row_blocks));
-    }
     auto quantize = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) isa.quantize_q8_k(x + i * cols, cols, blocks_.data() + i * row_blocks);
+      for (int64_t i = begin; i < end; ++i) isa.quantize(x + i * cols, block, cols, quantized + i * row_bytes);
     };
     if (num_rows * cols < kSmallWork) {
       quantize(0, num_rows);
@@ -31,7 +35,7 @@ const void* const* ActivationRows::prepare(ThreadPool& pool, const IsaTable& isa
   for (int64_t q = 0; q < num_heads; ++q) {
     for (int64_t t = 0; t < num_tokens; ++t) {
       const int64_t row = t * num_heads + q;
-      const void* pointer = blocks_.data() + row * row_blocks;
+      const void* pointer = quantized + row * row_bytes;
       pointers_[static_cast<size_t>(q * num_tokens + t)] = is_float ? static_cast<const void*>(x + row * cols) : pointer;
     }
   }

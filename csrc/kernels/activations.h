@@ -12,11 +12,22 @@ namespace expertide {
 // Products below this many multiply-adds are done by the caller alone: waking a worker costs more.
 constexpr int64_t kSmallWork = 32 * 1024;
 
-// Tokens that share one decoding of a row. 64 float rows of 2,048 are 512 KiB: they stay in a core's own cache.
-constexpr int64_t kTokenTile = 64;
+// Tokens that share one unpacking of a row. 64 rows of 2,048 floats or 256 of int8 are 512 KiB: they stay in a core's own
+// cache.
+constexpr int64_t token_tile(Activation form) { return form == Activation::kFloat32 ? 64 : 256; }
 
-// This thread's scratch for decoded rows; grows to the widest matrix seen.
-float* row_scratch(int64_t cols);
+// This thread's scratch of scratch_bytes(cols); grows to the widest matrix seen.
+uint8_t* row_scratch(int64_t cols);
+
+// Bytes that do not move: a vector of them whose first one lies on a multiple of 64.
+class AlignedBytes {
+ public:
+  // At least nbytes; what was there before is gone when it grows.
+  uint8_t* at_least(size_t nbytes);
+
+ private:
+  std::vector<uint8_t> bytes_;
+};
 
 // Quantised (or plain) rows of one activation matrix. Memory is kept between calls.
 class ActivationRows {
@@ -28,7 +39,7 @@ class ActivationRows {
 
  private:
   std::vector<const void*> pointers_;
-  std::vector<BlockQ8K> blocks_;
+  AlignedBytes quantized_;
 };
 
 }  // namespace expertide

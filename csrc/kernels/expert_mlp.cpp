@@ -22,9 +22,10 @@ void dot_tiles(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64
   args.cols = w.cols;
   args.first_row = begin;
   args.scratch = row_scratch(w.cols);
-  for (int64_t t = 0; t < num_tokens; t += kTokenTile) {
+  const int64_t tile = token_tile(kernels.activation);
+  for (int64_t t = 0; t < num_tokens; t += tile) {
     args.x = x + t;
-    args.num_tokens = std::min(kTokenTile, num_tokens - t);
+    args.num_tokens = std::min(tile, num_tokens - t);
     args.y = y + t;
     kernels.dot(args);
   }
@@ -55,7 +56,7 @@ void TokenRows::reset(const float* x, int64_t num_tokens, int64_t cols) {
   x_ = x;
   num_tokens_ = num_tokens;
   cols_ = cols;
-  ready_[0] = ready_[1] = nullptr;
+  for (const void* const*& ready : ready_) ready = nullptr;
 }
 
 const void* const* TokenRows::in_form(ThreadPool& pool, const IsaTable& isa, Activation form) {
@@ -102,7 +103,7 @@ void compute_experts(ThreadPool& pool, const IsaTable& isa, const std::vector<Ex
     }
   });
 
-  const void* const* inner_rows[2] = {};
+  const void* const* inner_rows[kNumActivations] = {};
   for (const ExpertWork& expert : work) {
     const Activation form = isa.types[expert.down.type].activation;
     const int i = static_cast<int>(form);

@@ -22,14 +22,15 @@ int64_t rows_per_task(int64_t rows, int num_threads) {
 // Rows [begin, end) of w with all tokens, a token tile at a time.
 void dot_rows(const TypeKernels& kernels, const Matrix& w, int64_t row_bytes, int64_t begin, int64_t end,
               const void* const* x, int64_t num_tokens, float* const* y) {
-  for (int64_t t = 0; t < num_tokens; t += kTokenTile) {
+  const int64_t tile = token_tile(kernels.activation);
+  for (int64_t t = 0; t < num_tokens; t += tile) {
     DotArgs args = {};
     args.rows = w.data + begin * row_bytes;
     args.row_bytes = row_bytes;
     args.num_rows = end - begin;
     args.cols = w.cols;
     args.x = x + t;
-    args.num_tokens = std::min(kTokenTile, num_tokens - t);
+    args.num_tokens = std::min(tile, num_tokens - t);
     args.y = y + t;
     args.first_row = begin;
     args.scratch = row_scratch(w.cols);
