@@ -62,6 +62,8 @@ void bind_kernels(nb::module_& m) {
   m.def("quant_types", &native_types);
   m.def("row_bytes", &checked_row_bytes, "type"_a, "cols"_a);
   m.def("available_isas", &available_isas);
+  m.def("set_activation_bits", &set_activation_bits, "bits"_a);
+  m.def("activation_bits", &activation_bits);
   m.def(
       "quantized_layout",
       [](int64_t block, int64_t cols) {

@@ -100,6 +100,17 @@ def isa(name: str) -> Iterator[None]:
         _native.set_isa(before)
 
 
+@contextmanager
+def activation_bits(bits: int) -> Iterator[None]:
+    """Round activations to so many bits, then as before."""
+    before = _native.activation_bits()
+    _native.set_activation_bits(bits)
+    try:
+        yield
+    finally:
+        _native.set_activation_bits(before)
+
+
 def available_isas() -> tuple[str, ...]:
     return tuple(_native.available_isas())
 

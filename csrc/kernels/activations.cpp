@@ -1,6 +1,27 @@
 #include "kernels/activations.h"
 
+#include <atomic>
+#include <stdexcept>
+
 namespace expertide {
+namespace {
+
+std::atomic<int> bits{8};
+
+// What the first plane leaves over, rounded once more. A block that is not finite has a scale of NaN, and so has its rest.
+void quantize_rest(const IsaTable& isa, const float* x, int64_t block, int64_t cols, const uint8_t* first, uint8_t* out) {
+  thread_local std::vector<float> rest;
+  rest.resize(static_cast<size_t>(cols));
+  const QuantizedRow row = quantized_row(first, block, cols);
+  for (int64_t b = 0; b < cols / block; ++b) {
+    for (int64_t i = b * block; i < (b + 1) * block; ++i) {
+      rest[static_cast<size_t>(i)] = x[i] - row.scale[b] * static_cast<float>(row.q[i]);
+    }
+  }
+  isa.quantize(rest.data(), block, cols, out);
+}
+
+}  // namespace
 
 uint8_t* AlignedBytes::at_least(size_t nbytes) {
   constexpr size_t kAlignment = 64;
@@ -9,20 +30,28 @@ uint8_t* AlignedBytes::at_least(size_t nbytes) {
   return bytes_.data() + (kAlignment - address % kAlignment) % kAlignment;
 }
 
-uint8_t* row_scratch(int64_t cols) {
-  thread_local AlignedBytes scratch;
-  return scratch.at_least(static_cast<size_t>(scratch_bytes(cols)));
+int activation_bits() { return bits.load(std::memory_order_relaxed); }
+
+void set_activation_bits(int wanted) {
+  if (wanted != 8 && wanted != 16) throw std::invalid_argument("activations have 8 or 16 bits");
+  bits.store(wanted, std::memory_order_relaxed);
 }
 
 const void* const* ActivationRows::prepare(ThreadPool& pool, const IsaTable& isa, Activation form, const float* x,
                                            int64_t num_rows, int64_t cols, int64_t num_heads) {
   const int64_t block = block_of(form);
   const bool is_float = block == 0;
-  const int64_t row_bytes = is_float ? 0 : quantized_layout(block, cols).nbytes;
+  const int64_t plane_bytes = is_float ? 0 : quantized_layout(block, cols).nbytes;
+  const bool has_planes = activation_bits() == 16;
+  const int64_t row_bytes = has_planes ? 2 * plane_bytes : plane_bytes;
   uint8_t* quantized = quantized_.at_least(static_cast<size_t>(num_rows * row_bytes));
   if (!is_float) {
     auto quantize = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) isa.quantize(x + i * cols, block, cols, quantized + i * row_bytes);
+      for (int64_t i = begin; i < end; ++i) {
+        uint8_t* row = quantized + i * row_bytes;
+        isa.quantize(x + i * cols, block, cols, row);
+        if (has_planes) quantize_rest(isa, x + i * cols, block, cols, row, row + plane_bytes);
+      }
     };
     if (num_rows * cols < kSmallWork) {
       quantize(0, num_rows);

@@ -289,6 +289,31 @@ def test_int8_activations_cost_less_than_a_hundredth(pool, isa, quant) -> None:
     assert 0.7 * expected <= relative <= min(1e-2, 1.3 * expected), relative
 
 
+@packed_types
+def test_sixteen_bit_activations_follow_the_float_product(pool, quant) -> None:
+    """The rest of the first rounding has the size of its steps; rounded to 1/127 of that, some 0.7 % of 0.7 % is left."""
+    cols = 2048 + (32 if quant.block_size == 32 else 0)
+    packed = samples.random_weights(quant, 35, cols)
+    x = _activations(150, cols)
+    truth = x.astype(np.float64) @ quant.decode(packed).astype(np.float64).T
+    with samples.activation_bits(16):
+        y = samples.linear(pool, quant, packed, x)
+        assert np.linalg.norm(y - truth) <= 6e-5 * np.linalg.norm(truth)
+        for name in samples.available_isas():
+            with samples.isa(name):
+                for num_tokens in (1, 2, 64, 65):
+                    assert_same_bits(samples.linear(pool, quant, packed, x[:num_tokens]), y[:num_tokens])
+        x[3, 5] = np.inf
+        y = samples.linear(pool, quant, packed, x)
+        assert np.isfinite(y[:3]).all() and not np.isfinite(y[3]).any()
+
+
+def test_activations_have_eight_or_sixteen_bits() -> None:
+    with pytest.raises(ValueError, match="8 or 16"):
+        _native.set_activation_bits(12)
+    assert _native.activation_bits() == 8
+
+
 def _silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     out = np.empty_like(gate)
     _native.silu_mul(gate.ctypes.data, up.ctypes.data, gate.size, out.ctypes.data)
