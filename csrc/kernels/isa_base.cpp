@@ -1,4 +1,7 @@
 // The portable baseline: what any 64-bit machine of the build's architecture can run.
+// Vectors of 32 bytes pass through inline functions only: no other unit depends on how.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -12,6 +15,8 @@
 
 #include "kernels/decode_rows.inc"
 #include "kernels/float_ops.inc"
-#include "kernels/q4_k_dot_portable.inc"
+#include "kernels/quantize.inc"
+#include "kernels/packed_types.inc"
+#include "kernels/packed_dot_portable.inc"
 
 #include "kernels/isa_table.inc"

@@ -226,9 +226,12 @@ void MoeLayer::sum_results(ThreadPool& pool) {
 int64_t moe_workspace_bytes(int64_t hidden, int64_t inner, int64_t num_tokens, int64_t k) {
   const int64_t assignments = num_tokens * k;
   const int64_t batch = std::min(assignments, std::max(kBatchAssignments, num_tokens));
-  const int64_t quantised = (num_tokens * hidden + batch * inner) / kSuperBlock * static_cast<int64_t>(sizeof(BlockQ8K));
+  const int64_t planes = activation_bits() / 8;
+  // Two forms: gate, up and down of one expert may want activations in blocks of 32 and of 256.
+  const int64_t quantised = num_tokens * (quantized_layout(32, hidden).nbytes + quantized_layout(kSuperBlock, hidden).nbytes) +
+                            batch * (quantized_layout(32, inner).nbytes + quantized_layout(kSuperBlock, inner).nbytes);
   const int64_t pointers = assignments * 16 + batch * 64;
-  return 4 * (assignments * hidden + 2 * batch * inner) + quantised + pointers;
+  return 4 * (assignments * hidden + 2 * batch * inner) + planes * quantised + pointers;
 }
 
 void moe_sum(ThreadPool& pool, const float* results, const float* weights, int64_t num_tokens, int64_t k,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from expertide import kernels
+from expertide import _native, kernels
 from expertide.engine.engine import Engine
+from expertide.errors import RequestError
 from expertide.experts.cache import ExpertCache, make_residency
 from expertide.experts.executor import MoEExecutor
 from expertide.experts.policies import make_policy
@@ -54,6 +55,7 @@ class Runtime:
         torch.set_num_threads(prepared.num_threads)
         if settings.kernels == "native":
             _choose_isa(settings.cpu_isa)
+            _native.set_activation_bits(settings.activation_bits)
         self._kernels = kernels.select(settings.kernels, num_threads=prepared.num_threads)
         self._close_later(self._kernels)
         files = prepared.files
@@ -109,7 +111,8 @@ class Runtime:
             "compute_placement": "fixed",
             "device": "cpu",
             "kernels": self._kernels.name,
-            "isa": _isa() if self._kernels.name == "native" else None,
+            "isa": _native.isa() if self._kernels.name == "native" else None,
+            "activation_bits": prepared.settings.activation_bits if self._kernels.name == "native" else None,
             "threads": prepared.num_threads,
             "context": prepared.plan.context,
             "prefill_chunk": prepared.plan.prefill_chunk,
@@ -221,16 +224,7 @@ def peak_resident_bytes() -> int:
 
 
 def _choose_isa(name: str) -> None:
-    from expertide import _native
-    from expertide.errors import RequestError
-
     try:
         _native.set_isa(name)
     except (RuntimeError, ValueError) as error:
         raise RequestError(f"EXPERTIDE_CPU_ISA={name}: {error}") from None
-
-
-def _isa() -> str:
-    from expertide import _native
-
-    return _native.isa()

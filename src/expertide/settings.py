@@ -1,7 +1,9 @@
 """Environment variables, all of them, for diagnosis only. Nobody needs one to run a model.
 
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
-    EXPERTIDE_CPU_ISA     "auto" (default), "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_ACTIVATION_BITS  "8" (default) or "16": rounding of activations before they meet packed weights; 16 follows
+                          the reference kernels to near-ties, for twice the arithmetic
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
@@ -26,6 +28,7 @@ class Settings:
 
     kernels: str = "native"
     cpu_isa: str = "auto"
+    activation_bits: int = 8
     serial_io: bool = False
     poison: bool = False
     dump: Path | None = None
@@ -42,7 +45,8 @@ class Settings:
         dump = env.get("EXPERTIDE_DUMP", "")
         return cls(
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
-            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx2", "base")),
+            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "base")),
+            activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("8", "16"))),
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,
