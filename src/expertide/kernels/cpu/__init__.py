@@ -13,6 +13,7 @@ from expertide import _native
 from expertide.formats.quants.base import QuantType
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import ReferenceKernels
+from expertide.kernels.router import RENORMALIZE_EPS, RouterSpec
 
 
 class CpuKernels(ReferenceKernels):
@@ -79,6 +80,100 @@ class CpuKernels(ReferenceKernels):
         )
         return x_TH
 
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        cols = x.shape[-1]
+        assert x.dim() == 2 and weight.shape == (cols,)
+        x, weight = _strided(x), _floats(weight)
+        y = torch.empty(x.shape, dtype=torch.float32)
+        _native.rms_norm(
+            self.pool, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, x.shape[0], cols, y.data_ptr()
+        )
+        return y
+
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+        num_tokens, pairs = cos_TP.shape
+        assert x.shape[0] == num_tokens and x.shape[-1] == 2 * pairs and x.dim() in (2, 3)
+        x, cos_TP, sin_TP = _strided(x), _floats(cos_TP), _floats(sin_TP)
+        num_heads = x.shape[1] if x.dim() == 3 else 1
+        head_stride = x.stride(1) if x.dim() == 3 else 0
+        y = torch.empty(x.shape, dtype=torch.float32)
+        _native.rope(
+            self.pool,
+            x.data_ptr(),
+            x.stride(0),
+            head_stride,
+            cos_TP.data_ptr(),
+            sin_TP.data_ptr(),
+            num_tokens,
+            num_heads,
+            pairs,
+            y.data_ptr(),
+        )
+        return y
+
+    def route(
+        self, logits_TE: Tensor, spec: RouterSpec, *, bias_E: Tensor | None, token_ids_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert (bias_E is not None) == spec.has_bias
+        logits_TE = _rows(logits_TE, spec.num_experts)
+        bias_E = None if bias_E is None else _rows(bias_E, spec.num_experts)
+        num_tokens = logits_TE.shape[0]
+        topk_ids_TK = torch.empty(num_tokens, spec.num_experts_per_tok, dtype=torch.int32)
+        topk_weights_TK = torch.empty(num_tokens, spec.num_experts_per_tok, dtype=torch.float32)
+        _native.route(
+            self.pool,
+            router_numbers(spec),
+            logits_TE.data_ptr(),
+            0 if bias_E is None else bias_E.data_ptr(),
+            num_tokens,
+            topk_ids_TK.data_ptr(),
+            topk_weights_TK.data_ptr(),
+        )
+        return topk_ids_TK, topk_weights_TK
+
+    def mla_attention(
+        self,
+        q_nope_TQN: Tensor,
+        q_rope_TQC: Tensor,
+        latent_SL: Tensor,
+        k_rope_SC: Tensor,
+        k_b: QTensor,
+        v_b: QTensor,
+        *,
+        scale: float,
+        first_position: int,
+    ) -> Tensor:
+        if not (self._has(k_b.quant) and self._has(v_b.quant)):
+            return super().mla_attention(
+                q_nope_TQN, q_rope_TQC, latent_SL, k_rope_SC, k_b, v_b, scale=scale, first_position=first_position
+            )
+        num_tokens, num_heads, nope_dim = q_nope_TQN.shape
+        value_dim, rank = v_b.shape[1:]
+        assert latent_SL.shape[0] >= first_position + num_tokens and latent_SL.dtype == k_rope_SC.dtype
+        q_nope_TQN, q_rope_TQC = _floats(q_nope_TQN), _floats(q_rope_TQC)
+        latent_SL, k_rope_SC = _dense_rows(latent_SL), _dense_rows(k_rope_SC)
+        o_TQU = torch.empty(num_tokens, num_heads, value_dim, dtype=torch.float32)
+        _native.mla_attention(
+            self.pool,
+            (num_heads, nope_dim, q_rope_TQC.shape[2], value_dim, rank),
+            head_matrix(k_b),
+            head_matrix(v_b),
+            (
+                latent_SL.data_ptr(),
+                k_rope_SC.data_ptr(),
+                latent_SL.stride(0),
+                k_rope_SC.stride(0),
+                _is_half(latent_SL),
+            ),
+            q_nope_TQN.data_ptr(),
+            q_rope_TQC.data_ptr(),
+            num_tokens,
+            first_position,
+            scale,
+            o_TQU.data_ptr(),
+        )
+        return o_TQU
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         assert gate.shape == up.shape
         gate, up = _floats(gate), _floats(up)
@@ -122,6 +217,43 @@ def _floats(x: Tensor) -> Tensor:
 def _rows(x: Tensor, cols: int) -> Tensor:
     assert x.shape[-1] == cols
     return _floats(x)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """x with adjacent values in the last axis; outer axes may have gaps."""
+    assert x.device.type == "cpu"
+    x = x.to(torch.float32)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _is_half(cache: Tensor) -> bool:
+    assert cache.dtype in (torch.float16, torch.float32)
+    return cache.dtype == torch.float16
+
+
+def head_matrix(w: QTensor) -> tuple[int, int, int]:
+    """A (Q, rows, cols) matrix for the native side: address, type, bytes from head to head."""
+    _, rows, _ = w.shape
+    return (w.address, w.quant.ggml_id, rows * w.row_bytes if w.lead_stride is None else w.lead_stride)
+
+
+def router_numbers(spec: RouterSpec) -> tuple[int, int, bool, int, int, bool, bool, float, float]:
+    """A RouterSpec for the native side."""
+    return (
+        spec.num_experts,
+        spec.num_experts_per_tok,
+        spec.score == "sigmoid",
+        spec.num_groups,
+        spec.top_groups,
+        spec.group_score == "top2_sum",
+        spec.renormalize,
+        RENORMALIZE_EPS,
+        spec.scale,
+    )
 
 
 def _matrix(w: QTensor) -> tuple[int, int, int, int]:
