@@ -265,8 +265,9 @@ class LatentMean {
 
 const AttentionTable& active_attention() {
 #if defined(__x86_64__) || defined(_M_X64)
-  // Every instruction set above the baseline includes AVX2.
-  if (std::strcmp(active_isa().name, kBaseAttention.name) != 0) return kAvx2Attention;
+  for (const AttentionTable* table : {&kAvx512Attention, &kAvx2Attention}) {
+    if (std::strcmp(active_isa().name, table->name) == 0) return *table;
+  }
 #endif
   return kBaseAttention;
 }

@@ -6,7 +6,7 @@
 // queries) and 1/65,534 (weights): about what the float16 of the cache loses already.
 //
 //     tile      64 keys at absolute positions 64 i … 64 i + 63
-//     row       [ latent, padded to 16 | rope, padded to 16 ]           width values
+//     row       [ latent, padded to 32 | rope, padded to 32 ]           width values
 //     block     128 values of the latent or of the rope part            one scale
 //     group     4 query rows, interleaved by pairs of values: [width / 2][4 rows][2]
 //
@@ -24,7 +24,7 @@ namespace expertide {
 constexpr int64_t kKeyTile = 64;
 constexpr int64_t kRowGroup = 4;
 constexpr int64_t kBlockValues = 128;
-constexpr int64_t kPadding = 16;
+constexpr int64_t kPadding = 32;
 
 // Cached rows of one layer; row s belongs to position s.
 struct LatentRows {
@@ -86,6 +86,7 @@ struct AttentionTable {
 extern const AttentionTable kBaseAttention;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const AttentionTable kAvx2Attention;
+extern const AttentionTable kAvx512Attention;
 #endif
 
 }  // namespace expertide
