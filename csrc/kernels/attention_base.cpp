@@ -1,9 +1,6 @@
 // Latent attention for the portable baseline.
 #include <stdint.h>
 #include <string.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #include "kernels/attention_table.h"
 
