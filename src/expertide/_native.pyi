@@ -140,7 +140,7 @@ class MoeLayer:
     @property
     def is_pending(self) -> bool: ...
 
-# --- csrc/bind_attention.cpp: attention, the small ops between products, halves of a layer --------------------------------
+# --- csrc/bind_attention.cpp: attention, the small ops between products, halves of a layer ----------------------------
 
 _HeadMatrix = tuple[int, int, int]  # address, type, bytes from head to head
 _Matrix = tuple[int, int, int, int]  # address, type, rows, cols
