@@ -142,3 +142,89 @@ class MoeLayer:
     def abort(self) -> None: ...
     @property
     def is_pending(self) -> bool: ...
+
+# --- csrc/bind_attention.cpp: attention, the small ops between products, halves of a layer ----------------------------
+
+_HeadMatrix = tuple[int, int, int]  # address, type, bytes from head to head
+_Matrix = tuple[int, int, int, int]  # address, type, rows, cols
+_CachedRows = tuple[int, int, int, int, bool]  # latent, rope, their strides in values, is_half
+_Sizes = tuple[int, int, int, int, int]  # heads, nope, rope, value, rank
+# num_experts, k, is_sigmoid, num_groups, top_groups, rates_by_two, renormalize, renormalize_eps, scale
+_Router = tuple[int, int, bool, int, int, bool, bool, float, float]
+
+def mla_attention(
+    pool: ThreadPool,
+    sizes: _Sizes,
+    k_b: _HeadMatrix,
+    v_b: _HeadMatrix,
+    rows: _CachedRows,
+    q_nope: int,
+    q_rope: int,
+    num_tokens: int,
+    first_position: int,
+    scale: float,
+    out: int,
+) -> None: ...
+def latent_mean(
+    pool: ThreadPool,
+    num_heads: int,
+    rank: int,
+    rope_dim: int,
+    rows: _CachedRows,
+    qa: int,
+    q_rope: int,
+    num_tokens: int,
+    first_position: int,
+    scale: float,
+    out: int,
+) -> None: ...
+def attention_workspace_bytes(num_heads: int, rank: int, rope_dim: int, num_tokens: int, num_threads: int) -> int: ...
+def rms_norm(
+    pool: ThreadPool, x: int, x_stride: int, weight: int, eps: float, num_tokens: int, cols: int, y: int
+) -> None: ...
+def rope(
+    pool: ThreadPool,
+    x: int,
+    token_stride: int,
+    head_stride: int,
+    cos: int,
+    sin: int,
+    num_tokens: int,
+    num_heads: int,
+    pairs: int,
+    y: int,
+) -> None: ...
+def route(pool: ThreadPool, spec: _Router, logits: int, bias: int, num_tokens: int, ids: int, weights: int) -> None: ...
+
+class LatentAttentionLayer:
+    def __init__(
+        self,
+        sizes: _Sizes,
+        norm: int,
+        q: _Matrix,
+        q_a: _Matrix | None,
+        q_a_norm: int,
+        kv_a: _Matrix,
+        kv_a_norm: int,
+        k_b: _HeadMatrix,
+        v_b: _HeadMatrix,
+        output: _Matrix,
+        norm_eps: float,
+        latent_eps: float,
+        scale: float,
+    ) -> None: ...
+    def run(
+        self, pool: ThreadPool, x: int, num_tokens: int, cache: _CachedRows, first_position: int, cos: int, sin: int
+    ) -> None: ...
+
+class FeedForwardLayer:
+    def __init__(
+        self,
+        norm: int,
+        norm_eps: float,
+        hidden: int,
+        router: tuple[_Matrix, int, _Router] | None,
+        mlp: tuple[_Matrix, _Matrix, _Matrix] | None,
+    ) -> None: ...
+    def begin(self, pool: ThreadPool, x: int, num_tokens: int, normed: int, ids: int, weights: int) -> None: ...
+    def end(self, pool: ThreadPool, normed: int, routed: int, num_tokens: int, x: int) -> bool: ...

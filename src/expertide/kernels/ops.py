@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.router import RouterSpec
 
@@ -104,6 +105,14 @@ class Kernels(Protocol):
 
     def moe_sum(self, results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
         """y_TH = Σ_k weights[t, k] * results[t, k] in float32, k = 0, 1, … in this order."""
+        ...
+
+    def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
+        """The attention half of a layer as one op, or None: then the layer calls the ops above."""
+        ...
+
+    def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:
+        """The feed-forward half of a layer without its routed experts, or None."""
         ...
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from expertide.errors import RequestError
+from expertide.kernels.fused import CacheRows
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
@@ -39,6 +40,11 @@ class LatentCache:
         self._rank = rank
         self._rows = torch.empty((num_layers, max_tokens, rank + rope_dim), dtype=DTYPES[dtype]).fill_(0)
         self._length = 0
+        width, value_bytes = rank + rope_dim, self._rows.element_size()
+        self._places = [
+            CacheRows(address, address + rank * value_bytes, width, width, self._rows.dtype == torch.float16)
+            for address in (layer.data_ptr() for layer in self._rows)
+        ]
 
     @property
     def length(self) -> int:
@@ -67,6 +73,10 @@ class LatentCache:
         """(latent [num_tokens, L], rotated keys [num_tokens, C]) of one layer; views, appended rows included."""
         rows = self._rows[layer_index, :num_tokens]
         return rows[:, : self._rank], rows[:, self._rank :]
+
+    def rows(self, layer_index: int) -> CacheRows:
+        """Where a layer's rows lie, for ops that write and read them in place. Valid as long as the cache lives."""
+        return self._places[layer_index]
 
     def advance(self, num_tokens: int) -> None:
         assert num_tokens >= 0 and self._length + num_tokens <= self.max_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import attention, packed, routing
 from expertide.kernels.router import RouterSpec
@@ -76,6 +77,12 @@ class ReferenceKernels:
         for k in range(1, results_TKH.shape[1]):
             y_TH = y_TH + results_TKH[:, k] * weights_TK[:, k, None]
         return y_TH
+
+    def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
+        return None
+
+    def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:
+        return None
 
     def close(self) -> None:
         return

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from expertide.errors import NumericsError, RequestError
+from expertide.kernels.fused import FusedLatentAttention
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kv import KVCache
 from expertide.kv.latent import LatentCache
 from expertide.models.architecture import Phase
-from expertide.models.layers.ffn import FeedForward
+from expertide.models.layers.ffn import FeedForward, FeedForwardHalf
 from expertide.models.layers.latent_attention import LatentAttention
 from expertide.models.layers.step import Rotation, Step
 from expertide.models.trace import NO_LAYER, Tracer
@@ -32,6 +33,27 @@ class DecoderLayer:
     attention: LatentAttention
     ffn_norm: Tensor
     ffn: FeedForward
+
+
+class FusedLayer:
+    """A layer whose two halves are fused ops: the same bits as its ops one by one, in place on the residual stream."""
+
+    def __init__(self, layer_id: int, attention: FusedLatentAttention, ffn: FeedForwardHalf) -> None:
+        self._layer_id = layer_id
+        self._attention = attention
+        self._ffn = ffn
+
+    def add_to(self, x_TH: Tensor, step: Step) -> bool:
+        """Says whether every value is finite."""
+        rows = step.cache.rows(self._layer_id)
+        self._attention.add_to(x_TH, step.cos_TP, step.sin_TP, rows, step.first_position)
+        return self._ffn.add_to(x_TH, step)
+
+
+def _fuse(layer_id: int, layer: DecoderLayer, norm_eps: float) -> FusedLayer | None:
+    attention = layer.attention.fuse(layer.attention_norm, norm_eps)
+    ffn = layer.ffn.fuse(layer.ffn_norm, norm_eps)
+    return None if attention is None or ffn is None else FusedLayer(layer_id, attention, ffn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,7 @@ class DecoderModel:
         self._rotation = rotation
         self._cache_shape = cache_shape
         self._kernels = kernels
+        self._fused = [_fuse(layer_id, layer, norm_eps) for layer_id, layer in enumerate(layers)]
 
     @property
     def vocab_size(self) -> int:
@@ -106,6 +129,13 @@ class DecoderModel:
         return logits_nV
 
     def _run_layer(self, layer_id: int, layer: DecoderLayer, x_TH: Tensor, step: Step) -> Tensor:
+        """x_TH may be changed in place; the result is what counts."""
+        fused = self._fused[layer_id]
+        # A trace wants every op's result.
+        if fused is not None and step.trace is None:
+            if not fused.add_to(x_TH, step):
+                raise _not_finite(layer_id, step)
+            return x_TH
         normed = self._kernels.rms_norm(x_TH, layer.attention_norm, self._eps)
         step.record(layer_id, "attention_norm", normed)
         x_TH = x_TH + layer.attention.forward(normed, step)
@@ -114,10 +144,7 @@ class DecoderModel:
         x_TH = x_TH + layer.ffn.forward(normed, step)
         step.record(layer_id, "output", x_TH)
         if not _is_finite(x_TH):
-            raise NumericsError(
-                f"layer {layer_id} gave values that are not finite at position {step.first_position:,} or after; "
-                "the generation is stopped"
-            )
+            raise _not_finite(layer_id, step)
         return x_TH
 
     def _check_tokens(self, token_ids_T: Tensor, cache: LatentCache) -> None:
@@ -132,6 +159,13 @@ class DecoderModel:
         if lowest < 0 or highest >= self.vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise RequestError(f"token id {wrong:,} is outside the vocabulary of {self.vocab_size:,}")
+
+
+def _not_finite(layer_id: int, step: Step) -> NumericsError:
+    return NumericsError(
+        f"layer {layer_id} gave values that are not finite at position {step.first_position:,} or after; "
+        "the generation is stopped"
+    )
 
 
 def _is_finite(x: Tensor) -> bool:

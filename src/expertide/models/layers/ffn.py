@@ -6,15 +6,38 @@ from typing import Protocol
 
 from torch import Tensor
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, RouterWeights
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.router import RouterSpec
 from expertide.models.architecture import ExpertExecutor
 from expertide.models.layers.step import Step
+from expertide.models.trace import NO_LAYER
 
 
 class FeedForward(Protocol):
     def forward(self, x_TH: Tensor, step: Step) -> Tensor: ...
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        """norm, forward and residual sum with fused ops, where the kernels have them."""
+        ...
+
+
+class FeedForwardHalf:
+    """The second half of a layer on fused ops, in place on the residual stream."""
+
+    def __init__(self, ops: FusedFeedForward, layer_id: int, executor: ExpertExecutor | None) -> None:
+        self._ops = ops
+        self._layer_id = layer_id
+        self._executor = executor
+
+    def add_to(self, x_TH: Tensor, step: Step) -> bool:
+        """x_TH += feed_forward(norm(x)); says whether every value is finite."""
+        normed_TH, ids_TK, weights_TK = self._ops.begin(x_TH)
+        if self._executor is None:
+            return self._ops.end(x_TH, normed_TH, None)
+        routed_TH = self._executor.run(self._layer_id, normed_TH, ids_TK, weights_TK, step.phase)
+        return self._ops.end(x_TH, normed_TH, routed_TH)
 
 
 class SwiGLU:
@@ -28,6 +51,14 @@ class SwiGLU:
         kernels = self._kernels
         inner_TF = kernels.swiglu(kernels.linear(x_TH, self._gate), kernels.linear(x_TH, self._up))
         return kernels.linear(inner_TF, self._down)
+
+    @property
+    def weights(self) -> tuple[QTensor, QTensor, QTensor]:
+        return self._gate, self._up, self._down
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, None, self.weights))
+        return None if ops is None else FeedForwardHalf(ops, NO_LAYER, None)
 
 
 class RoutedExperts:
@@ -68,3 +99,9 @@ class RoutedExperts:
         shared_TH = self._shared.forward(x_TH, step)
         step.record(self._layer_id, "shared_experts", shared_TH)
         return y_TH + shared_TH
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        router = RouterWeights(self._router, self._bias_E, self._spec)
+        mlp = None if self._shared is None else self._shared.weights
+        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, router, mlp))
+        return None if ops is None else FeedForwardHalf(ops, self._layer_id, self._executor)

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from expertide.formats import quants
+from expertide.kernels.fused import FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.models.layers.step import Step
@@ -103,6 +104,33 @@ class LatentAttention:
             ):
                 step.record(layer_id, op, tensor)
         return y_TH
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FusedLatentAttention | None:
+        """norm, forward and residual sum as one op, where the kernels have one."""
+        dims, weights = self._dims, self._weights
+        q = weights.q if weights.q_b is None else weights.q_b
+        assert q is not None
+        return self._kernels.fuse_latent_attention(
+            LatentAttentionSpec(
+                num_heads=dims.num_heads,
+                nope_dim=dims.nope_dim,
+                rope_dim=dims.rope_dim,
+                value_dim=dims.value_dim,
+                kv_rank=dims.kv_rank,
+                norm=norm,
+                q=q,
+                q_a=weights.q_a,
+                q_a_norm=weights.q_a_norm,
+                kv_a=weights.kv_a,
+                kv_a_norm=weights.kv_a_norm,
+                k_b=weights.k_b,
+                v_b=weights.v_b,
+                output=weights.output,
+                norm_eps=norm_eps,
+                latent_norm_eps=self._eps,
+                scale=self._scale,
+            )
+        )
 
     def _queries(self, x_TH: Tensor) -> Tensor:
         weights = self._weights
