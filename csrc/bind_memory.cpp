@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "file_reader.h"
+#include "memory_rate.h"
 #include "residency.h"
 #include "thread_pool.h"
 
@@ -70,6 +71,13 @@ void bind_thread_pool(nb::module_& m) {
             return sum.load();
           },
           "n"_a, "grain"_a, Unlocked(), "0 + 1 + ... + n-1, by one parallel loop.");
+  m.def(
+      "xor_words",
+      [](ThreadPool& pool, uint64_t data, int64_t nbytes) {
+        return xor_words(pool, reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(data)), nbytes / 8);
+      },
+      "pool"_a, "data"_a, "nbytes"_a, Unlocked(),
+      "Exclusive or of all 64-bit words: reads memory as fast as it comes, by all threads of the pool.");
 }
 
 void bind_file_reader(nb::module_& m) {

@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memory_group import MemoryGroup, memory_group
+from expertide.memory.control_group import MemoryGroup, memory_group
 
 GIB = 1 << 30
 MIB = 1 << 20
