@@ -208,6 +208,7 @@ void bind_residency(nb::module_& m) {
                      return view<const int64_t>(self, r.decode_requests_data(),
                                                 {size_t(r.num_layers()), size_t(r.num_experts())});
                    })
+      .def_prop_ro("decode_steps", &Residency::decode_steps)
       .def_prop_ro("clock", &Residency::clock)
       .def("total_leases", &Residency::total_leases)
       .def_prop_ro("table",

@@ -88,6 +88,7 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
     if (phase_ == Phase::kDecode) transient_[slot] = 0;
     hits->push_back(expert);
   }
+  if (phase_ == Phase::kDecode) ++decode_steps_;
   RequestCounters& sums = counters_[static_cast<int>(phase_)];
   const auto num_hits = static_cast<int64_t>(hits->size());
   const auto num_misses = static_cast<int64_t>(misses->size());
@@ -267,6 +268,11 @@ void Residency::set_decay(double per_tick) {
 OriginCounters Residency::origins(Origin origin) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return origin_counters_[static_cast<int>(origin)];
+}
+
+int64_t Residency::decode_steps() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return decode_steps_;
 }
 
 int64_t Residency::total_leases() const {

@@ -139,6 +139,7 @@ class Residency {
   int64_t clock() const { return clock_.load(std::memory_order_relaxed); }
   int64_t total_leases() const;
   OriginCounters origins(Origin origin) const;
+  int64_t decode_steps() const;  // acquires under Phase::kDecode
 
   // Raw arrays for views; written only under the mutex. Reading them without it is for choosing a victim and for
   // reports: evict checks again.
@@ -197,6 +198,7 @@ class Residency {
   double decay_ = 1.0;
   Phase phase_ = Phase::kPrefill;
   RequestCounters counters_[2];
+  int64_t decode_steps_ = 0;
   OriginCounters origin_counters_[kNumOrigins];
 };
 

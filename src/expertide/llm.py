@@ -76,6 +76,7 @@ class LLM:
         threads: int | None = None,
         prefill_chunk: int | None = None,
         cache_policy: str = "auto",
+        startup_fill: str = "auto",
         pre_tokenizer: str | None = None,
         progress: Progress | None = None,
         settings: Settings | None = None,
@@ -89,7 +90,8 @@ class LLM:
         """
         options = Options(
             ram=ram, vram=vram, expert_cache=expert_cache, device=device, context=context, threads=threads,
-            prefill_chunk=prefill_chunk, cache_policy=cache_policy, pre_tokenizer=pre_tokenizer,
+            prefill_chunk=prefill_chunk, cache_policy=cache_policy, startup_fill=startup_fill,
+            pre_tokenizer=pre_tokenizer,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._holder: int | None = None
@@ -202,9 +204,15 @@ class LLM:
         self._check_ids(continuation_ids)
         runtime = self._acquire()
         try:
+            runtime.set_activity("prefill")
             return runtime.engine.score(context_ids, continuation_ids)
         finally:
+            runtime.set_activity("idle")
             self._release()
+
+    def wait_for_fill(self, timeout_s: float | None = None) -> bool:
+        """Wait until the expert cache is as full as the start-up fill makes it; False when the time is over first."""
+        return self._opened().wait_for_fill(timeout_s)
 
     def memory(self) -> dict[str, Any]:
         """The "memory" object of the statistics, now."""
@@ -329,8 +337,10 @@ class Stream:
         runtime = llm._acquire()
         llm._active = weakref.ref(self)
         try:
+            runtime.set_activity("prefill")
             yield from self._pieces_of(runtime)
         finally:
+            runtime.set_activity("idle")
             llm._active = None
             llm._release()
 

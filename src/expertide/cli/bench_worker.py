@@ -38,6 +38,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """
     options = Options(**job["options"])
     with LLM.from_options(job["model"], options) as llm:
+        if job["everything_in_ram"]:
+            llm.wait_for_fill()
         runs = []
         for run in job["runs"]:
             output = llm.generate(run["ids"], SamplingParams(max_tokens=run["num_tokens"], ignore_eos=True))

@@ -33,6 +33,7 @@ from expertide.experts.stats import ExpertStats, PhaseStats
 from expertide.formats.tensors import ExpertCatalog
 
 if TYPE_CHECKING:
+    from expertide.experts.fill import StartupFill
     from expertide.kernels.ops import Kernels
     from expertide.memory.reader import Reader, WindowRead
 
@@ -70,6 +71,7 @@ class MoEExecutor:
         self._residency = residency
         self._reader = reader
         self._observer: RouterObserver | None = None
+        self._fill: StartupFill | None = None
         self._layers: dict[int, LayerStep] = {}
         self._file_order: dict[int, list[tuple[int, int]]] = {}
         self._num_parts: dict[int, int] = {}
@@ -89,6 +91,10 @@ class MoEExecutor:
         self._read_bytes = dict.fromkeys(_PHASES, 0)
         self._busy_s = dict.fromkeys(_PHASES, 0.0)
         self._evictions = dict.fromkeys(_PHASES, 0)
+
+    def set_fill(self, fill: StartupFill | None) -> None:
+        """Have `fill` told which phase is computed."""
+        self._fill = fill
 
     def set_router_observer(self, observer: RouterObserver | None) -> None:
         """Have every (layer_id, topk_ids_TK) shown to `observer` before it is served; None ends that."""
@@ -114,6 +120,8 @@ class MoEExecutor:
         if phase != self._phase:
             self._residency.set_phase(_PHASES.index(phase))
             self._phase = phase
+        if self._fill is not None:
+            self._fill.set_activity(phase)
         x_TH, topk_ids_TK, topk_weights_TK = _ready(x_TH), topk_ids_TK.contiguous(), _ready(topk_weights_TK)
         assert topk_ids_TK.dtype == torch.int32 and topk_ids_TK.shape == topk_weights_TK.shape
         y_TH = torch.empty_like(x_TH)
@@ -162,8 +170,7 @@ class MoEExecutor:
                     assert num_stuck == 2, (
                         f"no room for expert {waiting[0]} of layer {layer_id}, and nothing to wait for"
                     )
-                    self._residency.wait_idle()
-                    self._cache.recover()
+                    self._cache.settle()
         except ReadFailed as error:
             self._abandon(step, layer_id, reading)
             raise self._storage_error(error, layer_id) from error
@@ -204,8 +211,7 @@ class MoEExecutor:
         step.abort()
         for expert in experts:
             self._residency.release(layer_id, expert)
-        self._residency.wait_idle()
-        self._cache.recover()
+        self._cache.settle()
 
     def _storage_error(self, error: ReadFailed, layer_id: int) -> StorageError:
         return self._reader.storage_error(error, f"an expert of layer {layer_id}")
