@@ -117,7 +117,9 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     job.priority = priority;
     jobs.push_back(job);
   }
-  num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
+  if (priority == Priority::kDemand) {
+    num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
+  }
   enqueue(jobs);
 }
 

@@ -73,7 +73,7 @@ class FileReader {
   // Queue reads whose slots are `loading` with as many pending reads. After close() each of them fails with ECANCELED.
   void submit(Residency* residency, const std::vector<WindowRead>& reads, Priority priority = Priority::kDemand);
 
-  // Windows taken on by submit so far; a submit that throws takes on none.
+  // Windows taken on by submit on demand so far; a submit that throws takes on none.
   int64_t num_submitted() const { return num_submitted_.load(std::memory_order_acquire); }
 
   // Read exactly these bytes and return when all are there. Throws the first ReadFailed, after all reads have ended.

@@ -65,7 +65,7 @@ class ChaosReader:
         for window in windows:
             pieces += self._split(residency, *window, background)
         with self._lock:
-            self.num_submitted += len(windows)
+            self.num_submitted += 0 if background else len(windows)
             self._num_background += len(windows) if background else 0
             self._in_flight += len(windows)
             self.max_in_flight = max(self.max_in_flight, self._in_flight)

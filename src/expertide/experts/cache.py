@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from expertide._native import Residency
 from expertide.experts.policies import Policy, Slots, UseRecords
 from expertide.experts.popularity import Profile
-from expertide.experts.sizes import smallest_window_bytes, window_pages
+from expertide.experts.sizes import PartGroup, part_groups, smallest_window_bytes, window_pages
 from expertide.formats.tensors import ExpertCatalog
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.placement import SPARE_SLOTS, expert_window_bytes
@@ -92,7 +92,8 @@ class ExpertCache:
         self._poison = poison
         self._records = UseRecords(residency, len(catalog.layers))
         self._free_slots = list(range(residency.max_slots - 1, -1, -1))
-        self._runs: dict[int, tuple[int, ...]] = {}  # slot -> first page of each part
+        self._runs: dict[int, tuple[int, ...]] = {}  # slot -> first page of each group of parts
+        self._groups: dict[tuple[int, int], tuple[PartGroup, ...]] = {}
         self._slot_pages: NDArray[np.int64] = np.zeros(residency.max_slots, np.int64)
         self._state = residency.state
         self._num_leases = residency.num_leases
@@ -111,6 +112,11 @@ class ExpertCache:
     @property
     def capacity_bytes(self) -> int:
         return self._arena.capacity_bytes
+
+    @property
+    def holds_everything(self) -> bool:
+        """Every expert of the model is in memory or on its way."""
+        return len(self._runs) == self._catalog.num_experts * len(self._catalog.layers)
 
     @property
     def num_slots(self) -> int:
@@ -163,7 +169,14 @@ class ExpertCache:
         return self._residency.slot_of(layer_id, expert) < 0
 
     def _pages_of(self, layer_id: int, expert: int) -> tuple[int, ...]:
-        return tuple(window_pages(part.ranges[expert]) for part in self._catalog.layers[layer_id])
+        """Pages of each group of parts."""
+        return tuple(window_pages(group.where) for group in self._groups_of(layer_id, expert))
+
+    def _groups_of(self, layer_id: int, expert: int) -> tuple[PartGroup, ...]:
+        groups = self._groups.get((layer_id, expert))
+        if groups is None:
+            groups = self._groups[layer_id, expert] = part_groups(self._catalog.layers[layer_id], expert)
+        return groups
 
     def _make_room(
         self, pages: tuple[int, ...], *, transient: bool, is_prefill: bool, spared_layer: int | None = None
@@ -184,14 +197,14 @@ class ExpertCache:
         """Give the expert a slot at this place."""
         parts = self._catalog.layers[layer_id]
         slot = self._free_slots.pop()
-        addresses, reads = [], []
-        for part, start in zip(parts, starts, strict=True):
-            where = part.ranges[expert]
+        addresses, reads = [0] * self._residency.num_parts, []
+        for group, start in zip(self._groups_of(layer_id, expert), starts, strict=True):
+            where = group.where
             window = window_of(where, self._file_sizes[where.file_id])
             dest = self._arena.address_of(start)
-            addresses.append(dest + window.shift)
+            for number in group.parts:
+                addresses[number] = dest + parts[number].ranges[expert].offset - window.offset
             reads.append((slot, where.file_id, window.offset, window.nbytes, window.shift + where.nbytes, dest))
-        addresses += [0] * (self._residency.num_parts - len(parts))
         self._residency.reserve(slot, layer_id, expert, addresses, len(reads), transient, origin)
         self._runs[slot] = starts
         self._slot_pages[slot] = sum(pages)
@@ -293,12 +306,14 @@ class ExpertCache:
                 num_named += 1
             else:
                 assert state[slot] == _FAILED and residency.num_leases[slot] == 0
-            parts = self._catalog.layers[layer_id]
-            assert len(starts) == len(parts)
-            for number, (part, start) in enumerate(zip(parts, starts, strict=True)):
-                assert self._arena.runs.length_of(start) == window_pages(part.ranges[expert])
-                shift = part.ranges[expert].offset % PAGE_BYTES
-                assert int(residency.pointers[slot, number]) == self._arena.address_of(start) + shift
+            groups = self._groups_of(layer_id, expert)
+            assert len(starts) == len(groups)
+            for group, start in zip(groups, starts, strict=True):
+                assert self._arena.runs.length_of(start) == window_pages(group.where)
+                for number in group.parts:
+                    where = self._catalog.layers[layer_id][number].ranges[expert]
+                    shift = where.offset - group.where.offset + group.where.offset % PAGE_BYTES
+                    assert int(residency.pointers[slot, number]) == self._arena.address_of(start) + shift
         assert np.count_nonzero(table >= 0) == num_named
         assert self._arena.runs.num_runs == sum(map(len, self._runs.values()))
         pages = self._arena.runs.num_pages - self._arena.runs.num_free_pages

@@ -139,7 +139,7 @@ class Reader:
 
     @property
     def num_submitted(self) -> int:
-        """Windows that `submit` has taken on so far: with each of them the reader owes one complete or fail."""
+        """Windows that `submit` has taken on for demand so far: each of them the reader owes one complete or fail."""
         return self.native.num_submitted
 
     def set_background_limit(self, limit: int) -> None:
