@@ -77,6 +77,8 @@ class LLM:
         prefill_chunk: int | None = None,
         cache_policy: str = "auto",
         startup_fill: str = "auto",
+        prefill_prefetch: bool = True,
+        predictive_prefetch: str = "off",
         pre_tokenizer: str | None = None,
         progress: Progress | None = None,
         settings: Settings | None = None,
@@ -91,6 +93,7 @@ class LLM:
         options = Options(
             ram=ram, vram=vram, expert_cache=expert_cache, device=device, context=context, threads=threads,
             prefill_chunk=prefill_chunk, cache_policy=cache_policy, startup_fill=startup_fill,
+            prefill_prefetch=prefill_prefetch, predictive_prefetch=predictive_prefetch,
             pre_tokenizer=pre_tokenizer,
         )  # fmt: skip
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,20 @@ from typing import Any
 import torch
 
 from expertide import kernels
+from expertide._native import Residency
 from expertide.engine.engine import Engine
+from expertide.errors import RequestError
 from expertide.experts import popularity
 from expertide.experts.cache import ExpertCache, make_residency
 from expertide.experts.executor import MoEExecutor
 from expertide.experts.fill import Activity, FillStats, StartupFill
 from expertide.experts.learning import Learning
 from expertide.experts.policies import make_policy
+from expertide.experts.prediction import NextRouter, Predictor, make_predictor
 from expertide.experts.stats import ExpertStats
 from expertide.formats.tensors import TensorInfo
 from expertide.kernels.qtensor import QTensor
+from expertide.kernels.router import RouterSpec
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.reader import Reader
 from expertide.models.trace import Tracer
@@ -65,7 +69,7 @@ class Runtime:
         self._policy_name: str | None = None
         self.fill: StartupFill | None = None
         self._fill_kind = "off"
-        self.executor = self._make_executor()
+        self.executor = self._make_executor(weights)
         # Closed before the memory that its threads write to.
         self._stack.callback(self.reader.close)
         tracer = None
@@ -129,6 +133,8 @@ class Runtime:
             "kv_type": prepared.kv_dtype,
             "cache_policy": self._policy_name,
             "startup_fill": self._fill_kind,
+            "prefill_prefetch": prepared.options.prefill_prefetch,
+            "predictive_prefetch": prepared.options.predictive_prefetch,
             "serial_io": prepared.settings.serial_io,
             "direct_io": not self.reader.notes,
         }
@@ -142,7 +148,7 @@ class Runtime:
         fill = self.fill.stats() if self.fill is not None else FillStats()
         return {**(self.expert_stats() - before).to_json(), "fill": fill.to_json()}
 
-    def _make_executor(self) -> MoEExecutor | None:
+    def _make_executor(self, weights: Mapping[str, QTensor]) -> MoEExecutor | None:
         """The expert store; None for a model without routed experts."""
         prepared = self.prepared
         catalog = prepared.catalog
@@ -163,7 +169,31 @@ class Runtime:
             num_experts_per_tok=prepared.architecture.config.num_experts_per_tok,
             poison=prepared.settings.poison,
         )
-        return MoEExecutor(catalog, self.cache, residency, self.reader, self._kernels)
+        return MoEExecutor(
+            catalog,
+            self.cache,
+            residency,
+            self.reader,
+            self._kernels,
+            reads_ahead=prepared.options.prefill_prefetch,
+            predictor=self._make_predictor(weights, residency),
+        )
+
+    def _make_predictor(self, weights: Mapping[str, QTensor], residency: Residency) -> Predictor | None:
+        prepared = self.prepared
+        kind = prepared.options.predictive_prefetch
+        if kind != "router":
+            return make_predictor(kind, residency)
+        assert prepared.catalog is not None
+        spec = getattr(prepared.architecture.config, "router", None)
+        routers = {}
+        for layer_id in prepared.catalog.layers:
+            matrix = weights.get(f"blk.{layer_id}.ffn_gate_inp.weight")
+            if not isinstance(spec, RouterSpec) or spec.has_bias or matrix is None:
+                raise RequestError("--predictive-prefetch router: this model's routers cannot be asked ahead of time")
+            routers[layer_id] = matrix
+        assert isinstance(spec, RouterSpec)
+        return NextRouter(routers, spec, self._kernels)
 
     def _start_fill(self, executor: MoEExecutor) -> None:
         """Begin to load what the cache has room for, and to learn what is asked for."""

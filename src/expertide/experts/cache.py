@@ -145,15 +145,21 @@ class ExpertCache:
             starts = self._make_room(pages, transient=transient, is_prefill=is_prefill)
             return None if starts is None else self._name(layer_id, expert, pages, starts, transient, DEMAND)
 
-    def reserve_ahead(self, layer_id: int, expert: int, *, is_prefill: bool, origin: int = AHEAD) -> Reservation | None:
+    def reserve_ahead(
+        self, layer_id: int, expert: int, *, is_prefill: bool, origin: int = AHEAD, spared_layer: int = -1
+    ) -> Reservation | None:
         """`reserve` for an expert that is not asked for yet.
 
         The slot is transient, and experts of the same layer are no victims: they are needed just as soon. The lease is
         the caller's as usual; given back right after the reads are issued, the slot stays until someone evicts it.
+
+        Args:
+            spared_layer: one more layer whose experts are no victims.
         """
         with self.lock:
             pages = self._pages_of(layer_id, expert)
-            starts = self._make_room(pages, transient=True, is_prefill=is_prefill, spared_layer=layer_id)
+            spared = (layer_id, spared_layer)
+            starts = self._make_room(pages, transient=True, is_prefill=is_prefill, spared=spared)
             return None if starts is None else self._name(layer_id, expert, pages, starts, True, origin)
 
     def reserve_free(self, layer_id: int, expert: int) -> Reservation | None:
@@ -179,12 +185,12 @@ class ExpertCache:
         return groups
 
     def _make_room(
-        self, pages: tuple[int, ...], *, transient: bool, is_prefill: bool, spared_layer: int | None = None
+        self, pages: tuple[int, ...], *, transient: bool, is_prefill: bool, spared: tuple[int, ...] = ()
     ) -> tuple[int, ...] | None:
         starts = self._try_allocate(pages)
-        if starts is None and self._can_make_room(sum(pages), spared_layer):
+        if starts is None and self._can_make_room(sum(pages), spared):
             while starts is None:
-                victim = self._victim(transient=transient, is_prefill=is_prefill, spared_layer=spared_layer)
+                victim = self._victim(transient=transient, is_prefill=is_prefill, spared=spared)
                 if victim is None:
                     break
                 self._evict(victim)
@@ -241,20 +247,20 @@ class ExpertCache:
             starts.append(start)
         return tuple(starts)
 
-    def _evictable(self, spared_layer: int | None = None) -> Slots:
+    def _evictable(self, spared: tuple[int, ...] = ()) -> Slots:
         may_go = (self._state == _RESIDENT) & (self._num_leases == 0)
-        if spared_layer is not None:
-            may_go &= self._slot_layer != spared_layer
+        for layer_id in spared:
+            may_go &= self._slot_layer != layer_id
         return np.flatnonzero(may_go).astype(np.int32)
 
-    def _can_make_room(self, num_pages: int, spared_layer: int | None) -> bool:
+    def _can_make_room(self, num_pages: int, spared: tuple[int, ...]) -> bool:
         """Whether evicting could help at all; without this check a hopeless call would empty the cache first."""
-        evictable = self._evictable(spared_layer)
+        evictable = self._evictable(spared)
         return self._arena.runs.num_free_pages + int(self._slot_pages[evictable].sum()) >= num_pages
 
-    def _victim(self, *, transient: bool, is_prefill: bool, spared_layer: int | None) -> int | None:
+    def _victim(self, *, transient: bool, is_prefill: bool, spared: tuple[int, ...]) -> int | None:
         """Whom to evict for a load of this kind; None when everyone in question must stay."""
-        candidates = self._evictable(spared_layer)
+        candidates = self._evictable(spared)
         passing = candidates[self._transient[candidates] != 0]
         if len(passing):
             return self._circular_victim(passing) if is_prefill else self._policy.choose(passing, self._records)

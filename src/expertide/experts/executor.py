@@ -38,6 +38,7 @@ from expertide.formats.tensors import ExpertCatalog
 
 if TYPE_CHECKING:
     from expertide.experts.fill import StartupFill
+    from expertide.experts.prediction import Predictor
     from expertide.kernels.ops import Kernels
     from expertide.memory.reader import Reader, WindowRead
 
@@ -51,6 +52,8 @@ _PORTION_ASSIGNMENTS = 64
 _MAX_PORTION = 8
 # Where a layer needed so large a part of its experts, the next one will: at most an eighth of the reads is in vain.
 _CERTAIN_SHARE = 7 / 8
+# Predicted reads queued or running at most: what the disk delivers during one layer's attention.
+MAX_PREDICTED_READS = 12
 _PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
@@ -70,10 +73,12 @@ class MoEExecutor:
         kernels: Kernels,
         *,
         reads_ahead: bool = True,
+        predictor: Predictor | None = None,
     ) -> None:
         """
         Args:
             reads_ahead: in prefill, begin the next layer's reads while this one computes.
+            predictor: in decode, says what the next layer may ask for; that is then read in the background.
             kernels: with the name "native" the layers run in C++ on its `pool`; else in torch, through its ops.
 
         Raises:
@@ -100,6 +105,7 @@ class MoEExecutor:
         self._num_experts = catalog.num_experts
         layer_ids = list(catalog.layers)
         self._next_layer = dict(itertools.pairwise(layer_ids))
+        self._predictor = predictor
         self._reads_ahead = reads_ahead and not reader.is_serial
         self._phase: Phase = "prefill"
         self._residency.set_phase(0)
@@ -143,6 +149,8 @@ class MoEExecutor:
         x_TH, topk_ids_TK, topk_weights_TK = _ready(x_TH), topk_ids_TK.contiguous(), _ready(topk_weights_TK)
         assert topk_ids_TK.dtype == torch.int32 and topk_ids_TK.shape == topk_weights_TK.shape
         y_TH = torch.empty_like(x_TH)
+        if self._predictor is not None and phase == "decode":
+            self._read_predicted(self._predictor, layer_id, x_TH)
         step = self._layers[layer_id]
         streams = phase == "prefill" and self._reads_ahead and len(x_TH) > 0 and not self._cache.holds_everything
         try:
@@ -275,6 +283,32 @@ class MoEExecutor:
             # Loading slots are nobody's victims, and nothing is reserved before the next layer leases its own.
             for expert in leased:
                 self._residency.release(next_layer, expert)
+
+    def _read_predicted(self, predictor: Predictor, layer_id: int, x_TH: Tensor) -> None:
+        """Begin background reads of what the next layer may ask for, a few at a time."""
+        next_layer = self._next_layer.get(layer_id)
+        if next_layer is None:
+            return
+        room = MAX_PREDICTED_READS - self._reader.wait_background(0, 0)
+        if room <= 0:  # the disk has enough to do: what comes too late is of no use
+            return
+        self._cache.recover()
+        for expert in predictor.predict(next_layer, x_TH):
+            if room <= 0:
+                break
+            with self._cache.lock:
+                if not self._cache.is_absent(next_layer, expert):
+                    continue
+                reservation = self._cache.reserve_ahead(
+                    next_layer, expert, is_prefill=False, origin=PREDICTED, spared_layer=layer_id
+                )
+                if reservation is None:
+                    break
+                try:
+                    self._reader.submit(self._residency, reservation.reads, background=True)
+                finally:
+                    self._residency.release(next_layer, expert)
+            room -= len(reservation.reads)
 
     def _fail_unsubmitted(self, reads: Iterable[WindowRead], num_submitted: int) -> None:
         # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
