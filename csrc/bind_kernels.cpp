@@ -140,19 +140,20 @@ void bind_kernels(nb::module_& m) {
       .def(
           "run",
           [](MoeLayer& self, ThreadPool& pool, Address x, Address ids, Address weights, int64_t num_tokens, int64_t k,
-             Address out) {
+             Address out, bool defer) {
             nb::gil_scoped_release release;
             return self.run(pool, pointer<const float>(x), pointer<const int32_t>(ids), pointer<const float>(weights),
-                            num_tokens, k, pointer<float>(out));
+                            num_tokens, k, pointer<float>(out), defer);
           },
-          "pool"_a, "x"_a, "ids"_a, "weights"_a, "num_tokens"_a, "k"_a, "out"_a)
+          "pool"_a, "x"_a, "ids"_a, "weights"_a, "num_tokens"_a, "k"_a, "out"_a, "defer"_a = false)
       .def(
           "finish",
-          [](MoeLayer& self, ThreadPool& pool, const std::vector<int32_t>& experts, bool last) {
+          [](MoeLayer& self, ThreadPool& pool, const std::vector<int32_t>& experts, bool last, int64_t max_experts) {
             nb::gil_scoped_release release;
-            return self.finish(pool, experts, last);
+            return self.finish(pool, experts, last, max_experts);
           },
-          "pool"_a, "experts"_a, "last"_a)
+          "pool"_a, "experts"_a, "last"_a, "max_experts"_a = 0)
       .def("abort", &MoeLayer::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_waiting", &MoeLayer::num_waiting)
       .def_prop_ro("is_pending", &MoeLayer::is_pending);
 }

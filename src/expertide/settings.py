@@ -7,7 +7,9 @@
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
+    EXPERTIDE_PEER_PYTHON the Python that has llama-cpp-python, for `expertide bench --against llama.cpp`
     EXPERTIDE_TRACEBACK   1: show where an internal error happened (errors of files and flags never have a traceback)
+    XDG_CACHE_HOME        folder that holds `expertide/` with what was measured and learnt here; by default ~/.cache
 
 A value that cannot be read stops the program.
 """
@@ -33,6 +35,7 @@ class Settings:
     poison: bool = False
     dump: Path | None = None
     traceback: bool = False
+    peer_python: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -51,7 +54,14 @@ class Settings:
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,
             traceback=_switch(env, "EXPERTIDE_TRACEBACK"),
+            peer_python=env.get("EXPERTIDE_PEER_PYTHON", "") or None,
         )
+
+
+def user_cache(env: Mapping[str, str] | None = None) -> Path:
+    """Where small files that speed up later runs are kept; nothing there is needed, all of it may be deleted."""
+    env = os.environ if env is None else env
+    return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "expertide"
 
 
 def _choice(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from expertide.settings import user_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,7 @@ class MachineRates:
 
 
 def path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "expertide" / "machine.json"
+    return user_cache() / "machine.json"
 
 
 def load() -> MachineRates | None:

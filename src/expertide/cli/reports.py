@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from expertide.llm import LLM
+from expertide.prepare import Prepared
 from expertide.units import format_size
 
 
@@ -51,7 +52,12 @@ def stats_line(stats: dict[str, Any]) -> str:
 
 def machine_facts(llm: LLM) -> dict[str, Any]:
     """What a measurement depends on, beside the model: for JSON that is compared later."""
-    topology = llm.prepared.topology
+    return topology_facts(llm.prepared)
+
+
+def topology_facts(prepared: Prepared) -> dict[str, Any]:
+    """The same without a loaded model."""
+    topology = prepared.topology
     return {
         "cpu": topology.cpu_model,
         "physical_cores": topology.num_physical_cores,
