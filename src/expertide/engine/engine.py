@@ -183,7 +183,7 @@ class Engine:
             raise RequestError("the prompt is empty: it has no tokens")
         if len(ids) > self.context:
             raise RequestError(
-                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it, or raise --context)"
+                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it)"
             )
 
     def _steps(
