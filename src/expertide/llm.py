@@ -85,11 +85,14 @@ class LLM:
         pre_tokenizer: str | None = None,
         progress: Progress | None = None,
         settings: Settings | None = None,
+        before_load: Callable[[LLM], None] | None = None,
     ) -> None:
         """Args:
         model: a .gguf file (any part of a split set), a directory, or "demo".
         progress: called while weights load and while long prompts are computed.
         settings: the diagnosis variables; None reads the environment.
+        before_load: called when the tokenizer is there and no weight is yet; what it raises ends the load. `encode`,
+            `chat_prompt_ids` and `check_prompt` work in it.
 
         The other arguments are the fields of `Options`.
         """
@@ -109,6 +112,8 @@ class LLM:
         begin = time.perf_counter()
         self.prepared: Prepared = prepare(model, options, settings)
         self.tokenizer = self._make_tokenizer(options)
+        if before_load is not None:
+            before_load(self)
 
         # Torch loads here, after every refusal that needs no torch.
         from expertide.loading import load
@@ -118,10 +123,16 @@ class LLM:
         self.load_s = time.perf_counter() - begin
 
     @classmethod
-    def from_options(cls, model: str | Path, options: Options, progress: Progress | None = None) -> LLM:
+    def from_options(
+        cls,
+        model: str | Path,
+        options: Options,
+        progress: Progress | None = None,
+        before_load: Callable[[LLM], None] | None = None,
+    ) -> LLM:
         """The same from an `Options` object, as the command line has it."""
         values = {name: getattr(options, name) for name in Options.__slots__}
-        return cls(model, progress=progress, **values)
+        return cls(model, progress=progress, before_load=before_load, **values)
 
     # A str is a sequence of str too; the first overload is the one that counts then.
     @overload
@@ -133,12 +144,12 @@ class LLM:
 
         Args:
             prompts: text, token ids, or a list of either. Text gets the begin-of-sequence token that the model wants
-                and no chat template; token ids are used as they are.
+                and no chat template; token ids are used as they are. An empty text is answered from that token alone.
 
         A Ctrl-C ends the answer under way, and those after it, with finish_reason "abort" and the text so far.
 
         Raises:
-            RequestError: a prompt that is empty or longer than the context.
+            RequestError: a prompt without a single token, or with more than the context holds.
             StorageError: the disk failed; the next call works again.
         """
         if _is_one_prompt(prompts):
@@ -160,7 +171,8 @@ class LLM:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params: got {type(params).__name__}, expected SamplingParams")
         ids = self._prompt_ids(prompt)
-        self._opened().engine.check_prompt(ids)
+        self._opened()
+        self.check_prompt(ids)
         return Stream(self, ids, params, keep_prefix)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
@@ -199,9 +211,23 @@ class LLM:
         if len(text) > 16 * context and len(text) > context * self.tokenizer.max_token_chars:
             raise RequestError(
                 f"the prompt has {len(text):,} characters, the context is {context:,} tokens of at most "
-                f"{self.tokenizer.max_token_chars} (shorten it, or raise --context)"
+                f"{self.tokenizer.max_token_chars} ({self._too_long_hint()})"
             )
         return self.tokenizer.encode(text)
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Refuse a prompt that could never run.
+
+        Raises:
+            RequestError: no tokens, or more than the context holds.
+        """
+        context = self.prepared.plan.context
+        if not ids:
+            raise RequestError("the prompt is empty: it has no tokens")
+        if len(ids) > context:
+            raise RequestError(
+                f"the prompt has {len(ids):,} tokens, the context is {context:,} ({self._too_long_hint()})"
+            )
 
     def loglikelihood(self, context: str, continuation: str) -> float:
         """Natural log of the probability that `continuation` follows `context`.
@@ -234,6 +260,8 @@ class LLM:
         """
         self._check_ids(context_ids)
         self._check_ids(continuation_ids)
+        if context_ids and continuation_ids:
+            self.check_prompt([*context_ids, *continuation_ids])
         runtime = self._acquire()
         try:
             runtime.set_activity("prefill")
@@ -292,6 +320,11 @@ class LLM:
         """What the process takes before the first weight, without the tokenizer; threads are still to come."""
         resident = int(psutil.Process().memory_info().rss)
         return resident - self.prepared.plan.tokenizer_bytes + self.prepared.num_threads * THREAD_BYTES
+
+    def _too_long_hint(self) -> str:
+        if self.prepared.plan.context < self.prepared.needs.max_context:
+            return "shorten it, or raise --context"
+        return "the model's own limit; shorten it"
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -48,16 +48,20 @@ class Options:
     """
 
     ram: str | int = option("auto", "Most RAM the process may take in all, such as 4GiB.", metavar="SIZE")
-    vram: str | int = option("auto", "Most GPU memory the process may take in all.", metavar="SIZE")
+    vram: str | int = option("auto", "Most GPU memory; GPUs are not supported yet.", metavar="SIZE")
     expert_cache: str | int = option("auto", "Most RAM for routed experts, inside --ram.", metavar="SIZE")
-    device: str = option("auto", f"Where to compute: {', '.join(DEVICES)}.", metavar="NAME")
+    device: str = option(
+        "auto", f"Where to compute: {', '.join(DEVICES)}; GPUs are not supported yet, auto is cpu.", metavar="NAME"
+    )
     context: int | None = option(
         None, "Most tokens of prompt and answer; by default the model's, at most 8192.", metavar="N"
     )
     threads: int | None = option(None, "Compute threads; by default the usable physical cores.", metavar="N")
-    prefill_chunk: int | None = option(None, "Prompt tokens computed at once.", metavar="N")
+    prefill_chunk: int | None = option(
+        None, "Prompt tokens computed at once; by default 512, at most the context.", metavar="N"
+    )
     cache_policy: str = option(
-        "auto", f"Which expert leaves a full cache: {', '.join(CACHE_POLICIES)}.", metavar="NAME"
+        "auto", f"Which expert leaves a full cache: {', '.join(CACHE_POLICIES)}; auto is lfu.", metavar="NAME"
     )
     startup_fill: str = option(
         "auto",

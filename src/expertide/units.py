@@ -54,6 +54,14 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
+def exact_size(num_bytes: int) -> str:
+    """`4GiB`, `3776KiB`, `1025B`: the whole number, as it can be typed."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if num_bytes and num_bytes % factor == 0:
+            return f"{num_bytes // factor}{unit}"
+    return f"{num_bytes}B"
+
+
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple

@@ -155,6 +155,8 @@ def test_chat_renders_the_template_once_and_begins_with_one_begin_token(llm: LLM
 def test_requests_that_cannot_run_are_refused_and_name_both_numbers(llm: LLM):
     with pytest.raises(RequestError, match=r"the prompt has [\d,]+ tokens, the context is 256 "):
         llm.generate("one two three " * 200, SMALL)
+    with pytest.raises(RequestError, match="no tokens"):
+        llm.generate([[]], SMALL)
     with pytest.raises(RequestError, match="token id 4096: expected a whole number from 0 to 4,095"):
         llm.generate([1, 4096], SMALL)
     with pytest.raises(RequestError, match="got NoneType"):
@@ -245,6 +247,32 @@ def test_a_closed_llm_says_so_and_closing_twice_is_fine():
         llm.generate(PROMPT, SMALL)
 
 
-def test_a_budget_that_cannot_hold_the_model_is_refused_with_every_share_in_gib():
-    with pytest.raises(BudgetError, match=r"weights .* GiB.*kv cache .* GiB"):
+def test_an_empty_text_is_answered_from_the_begin_token_alone(llm: LLM):
+    """The docstring said it was refused."""
+    output = llm.generate("", SMALL)
+    assert output.prompt_token_ids == [llm.tokenizer.bos_id]
+    assert output.text
+
+
+def test_raising_the_context_is_advised_only_where_it_can_be_raised(llm: LLM):
+    with pytest.raises(RequestError, match=r"the context is 256 \(shorten it, or raise --context\)"):
+        llm.generate("one two three " * 200, SMALL)
+    with LLM("demo", context=2048) as whole, pytest.raises(RequestError, match=r"2,048 \(the model's own limit; sho"):
+        whole.generate([1] * 2049, SMALL)
+
+
+def test_what_before_load_raises_ends_the_load_before_a_weight_is_read():
+    seen: list[str] = []
+
+    def refuse(llm: LLM) -> None:
+        llm.check_prompt(llm.encode("Hello"))
+        raise RequestError("not this one")
+
+    with pytest.raises(RequestError, match="not this one"):
+        LLM("demo", progress=lambda what, done, total: seen.append(what), before_load=refuse)
+    assert seen == []
+
+
+def test_a_budget_that_cannot_hold_the_model_is_refused_with_every_share_in_a_unit_that_fits():
+    with pytest.raises(BudgetError, match=r"weights [\d.]+ MiB, kv cache [\d.]+ MiB"):
         LLM("demo", ram="128MiB")

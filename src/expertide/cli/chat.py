@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from expertide.cli.flags import ModelName, with_flags
 from expertide.cli.output import ProgressBars, emit, note
-from expertide.cli.reports import load_line, stats_line
+from expertide.cli.reports import load_line, stats_lines
 from expertide.cli.run import INTERRUPTED, show
 from expertide.engine.sampling import SamplingParams
 from expertide.errors import RequestError, StorageError
@@ -27,14 +28,20 @@ def command(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
 ) -> None:
     """Talk with a model, turn by turn."""
-    with ProgressBars() as progress, LLM.from_options(model, options, progress) as llm:
+    opening = [] if system is None else [{"role": "system", "content": system}]
+
+    def check(llm: LLM) -> None:
+        # Found out before the weights are loaded, not at the first question.
         if not llm.tokenizer.has_chat_template:
             raise RequestError(f"{llm.prepared.name}: has no chat template; use `expertide run --raw`")
+        llm.check_prompt(llm.chat_prompt_ids([*opening, {"role": "user", "content": "?"}]))
+
+    with ProgressBars() as progress, LLM.from_options(model, options, progress, before_load=check) as llm:
         for warning in llm.warnings:
             note(f"note: {warning}")
         note(load_line(llm))
         note(HELP)
-        talk(llm, params, [] if system is None else [{"role": "system", "content": system}], progress)
+        talk(llm, params, opening, progress)
 
 
 def talk(llm: LLM, params: SamplingParams, opening: list[dict[str, str]], progress: ProgressBars) -> None:
@@ -45,10 +52,14 @@ def talk(llm: LLM, params: SamplingParams, opening: list[dict[str, str]], progre
             return
         if line == "/reset":
             messages = list(opening)
+            note("(the conversation begins anew)")
         elif line == "/stats":
             note(stats or "no answer yet")
         elif line == "/help":
             note(HELP)
+        elif re.fullmatch(r"/[A-Za-z]+(\s.*)?", line):
+            # A path such as /etc/hosts has another slash and is part of a message.
+            note(f"unknown command {line.split()[0]}: {HELP}")
         elif line.strip():
             turn = [*messages, {"role": "user", "content": line}]
             answer, stats = _answer(llm, params, turn, progress) or (None, stats)
@@ -64,8 +75,15 @@ def _answer(
     try:
         with llm.interrupt:
             llm.interrupt.clear()
-            stream = llm.stream_chat(messages, params, keep_prefix=True)
-            show(stream, is_silent=False, progress=progress)
+            ids = llm.chat_prompt_ids(messages)
+            if len(ids) > llm.prepared.plan.context:
+                note(
+                    f"expertide: the conversation with this message has {len(ids):,} tokens, the context is "
+                    f"{llm.prepared.plan.context:,} (/reset begins anew)"
+                )
+                return None
+            stream = llm.stream(ids, params, keep_prefix=True)
+            show(stream, is_silent=False, progress=progress, strip_start=True)
     except (RequestError, StorageError) as error:
         note(f"expertide: {error}")
         return None
@@ -74,7 +92,7 @@ def _answer(
         note("(cut: the limit of -n or of the context was reached)")
     elif output.finish_reason == "abort":
         note("(stopped)")
-    return output.text, stats_line(output.stats)
+    return output.text, stats_lines(llm, output.stats)
 
 
 def _read_line() -> str | None:

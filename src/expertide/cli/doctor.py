@@ -19,11 +19,12 @@ from typing import Annotated, Any
 import typer
 
 from expertide import __version__
-from expertide.cli import machine_rates
+from expertide.cli import estimate, machine_rates
 from expertide.cli.flags import JsonFlag
 from expertide.cli.machine_rates import MachineRates
-from expertide.cli.output import JsonTarget, emit, table
-from expertide.errors import StorageError
+from expertide.cli.output import JsonTarget, count, emit, table
+from expertide.errors import ExpertideError, StorageError
+from expertide.formats import open_model
 from expertide.memory import topology
 from expertide.memory.topology import Topology
 from expertide.prepare import model_path
@@ -37,6 +38,11 @@ _DISK_SECONDS = 2.0
 # loads a model and its peak does not come from here.
 _COPY_BYTES = 128 * MIB
 _SLOW_DISK = 500e6
+# [rows, cols] of 33.5 million weights: larger than most last-level caches in either type.
+_ROWS, _COLS = 8192, 4096
+_DECODED_TOKENS = 24
+# Of a layer at decode where it cannot be measured: demo model, 2 cores of an x86-64 virtual machine.
+_USUAL_LAYER_S = 1.5e-3
 
 
 def command(
@@ -50,10 +56,7 @@ def command(
 ) -> None:
     """Measure this machine once, name its limits and how to lift them."""
     target = JsonTarget(json)
-    path = None if model is None else model_path(model)
-    if path is not None and not path.is_file():
-        raise StorageError(f"{path}: is no file; doctor reads from one part of a model")
-    facts = examine(path)
+    facts = examine(None if model is None else _largest_file(model_path(model)))
     if target:
         target.write(facts)
     if not target.is_stdout:
@@ -64,9 +67,13 @@ def command(
 
 def examine(model: Path | None) -> dict[str, Any]:
     """Everything as plain values; also saves the measured rates for `plan`."""
-    machine = topology.probe(model or Path(tempfile.gettempdir()))
+    # A file too small to measure is stood in for by a scratch file, perhaps on another disk.
+    place = model if model is not None and _is_large(model) else Path(tempfile.gettempdir())
+    machine = topology.probe(place)
     memory_rate = measure_memory()
     disk_rate, is_direct = measure_disk(model)
+    compute = measure_compute(machine.default_threads)
+    layer_s = measure_layer(compute) if compute else None
     facts: dict[str, Any] = {
         "version": __version__,
         "python": platform.python_version(),
@@ -83,6 +90,8 @@ def examine(model: Path | None) -> dict[str, Any]:
         "locked_memory_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "open_files_limit": _limit(resource.RLIMIT_NOFILE),
         "memory_bytes_per_s": memory_rate,
+        "values_per_s": {str(threads): by_type for threads, by_type in compute.items()},
+        "layer_s": layer_s,
         "disk": machine.disk.device if machine.disk else None,
         "filesystem": machine.disk.filesystem if machine.disk else None,
         "disk_bytes_per_s": disk_rate,
@@ -90,12 +99,22 @@ def examine(model: Path | None) -> dict[str, Any]:
         "gpus": gpus(),
     }
     facts["hints"] = hints(facts, machine)
-    saved = None
+    key, before = machine_rates.disk_key(machine.disk), machine_rates.load()
     # Rates of a cached read would promise what the disk cannot do.
-    if disk_rate is not None and is_direct:
-        saved = machine_rates.save(MachineRates(platform.node(), memory_rate, disk_rate))
+    disks = {key: disk_rate} if disk_rate is not None and is_direct else {}
+    saved = machine_rates.save(MachineRates(memory_rate, compute, layer_s or _USUAL_LAYER_S, disks))
     facts["saved_to"] = str(saved) if saved else None
+    facts["replaced_disk_bytes_per_s"] = before.disks.get(key) if before is not None and disks else None
+    facts["replaced"] = before is not None
     return facts
+
+
+def _largest_file(path: Path) -> Path:
+    """The file to read from: of whatever `run` accepts, the largest part."""
+    if path.is_file():
+        return path
+    files = open_model(path)
+    return max(zip(files.file_sizes, files.files, strict=True))[1]
 
 
 def native_isa() -> str | None:
@@ -119,6 +138,61 @@ def measure_memory() -> float:
         values.sum()
         best = max(best, _COPY_BYTES / (time.perf_counter() - begin))
     return best
+
+
+def measure_compute(max_threads: int) -> dict[int, dict[str, float]]:
+    """Threads -> quant type -> packed weights that the native kernels multiply per second, for one token.
+
+    The best of five, for 1, 2, 4, … threads and `max_threads`; nothing where the extension does not load.
+    """
+    import numpy as np
+
+    try:
+        from expertide import _native
+    except ImportError:
+        return {}
+    from expertide.formats.quants import by_name
+
+    x, y = np.ones(_COLS, dtype=np.float32), np.empty(_ROWS, dtype=np.float32)
+    counts = sorted({1 << i for i in range(max_threads.bit_length()) if 1 << i <= max_threads} | {max_threads})
+    found: dict[int, dict[str, float]] = {threads: {} for threads in counts}
+    for name in estimate.MEASURED_TYPES:
+        quant = by_name(name)
+        # Any bytes do, but for scales so small that they are slow to multiply: as float16 this is 0.0007.
+        data = np.full(_ROWS * _COLS // quant.block_size * quant.block_bytes, 0x11, dtype=np.uint8)
+        for threads in counts:
+            pool, best = _native.ThreadPool(threads), float("inf")
+            try:
+                for _ in range(5):
+                    begin = time.perf_counter()
+                    _native.linear(pool, data.ctypes.data, quant.ggml_id, _ROWS, _COLS, x.ctypes.data, 1, y.ctypes.data)
+                    best = min(best, time.perf_counter() - begin)
+            finally:
+                pool.close()
+            found[threads][name] = _ROWS * _COLS / best
+    return found
+
+
+def measure_layer(compute: dict[int, dict[str, float]]) -> float | None:
+    """Seconds of a layer at decode beside its multiplications, from the demo model with all experts in RAM.
+
+    None when it cannot run here.
+    """
+    # Torch loads here: this is the one measurement that needs a running model.
+    from expertide.engine.sampling import SamplingParams
+    from expertide.llm import LLM
+
+    try:
+        with LLM("demo", context=256) as llm:
+            params = SamplingParams(max_tokens=_DECODED_TOKENS, ignore_eos=True)
+            prompt = llm.encode("Tell me a story about a fox.")
+            # The first answer reads the experts; the others find them.
+            rate = max(float(llm.generate(prompt, params).stats["timings"]["decode_tps"]) for _ in range(3))
+            prepared = llm.prepared
+    except ExpertideError:
+        return None
+    multiplying = estimate.multiply_seconds(estimate.touched_values(prepared), compute, prepared.num_threads)
+    return max(1 / rate - multiplying, 1e-6) / prepared.architecture.config.num_layers
 
 
 def measure_disk(model: Path | None) -> tuple[float | None, bool]:
@@ -167,10 +241,14 @@ def _coprime(a: int, b: int) -> bool:
     return a == 1
 
 
+def _is_large(model: Path) -> bool:
+    return model.stat().st_size >= 4 * _READ_BYTES
+
+
 @contextmanager
 def _file_to_read(model: Path | None) -> Iterator[Path]:
     """The model's file, or a scratch file where there is room for one."""
-    if model is not None and model.stat().st_size >= 4 * _READ_BYTES:
+    if model is not None and _is_large(model):
         yield model
         return
     folder = Path(tempfile.gettempdir())
@@ -253,6 +331,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{format_size(facts['ram_total_bytes'])}, {format_size(facts['ram_available_bytes'])} free now, "
             f"{facts['memory_bytes_per_s'] / 1e9:,.1f} GB/s read by one thread",
         ),
+        ("compute", _compute(facts)),
         ("disk", f"{facts['disk']} ({facts['filesystem']}): {speed}"),
         ("limits", f"locked memory {format_size(locked) if locked is not None else 'unlimited'} (not needed)"),
     ]
@@ -260,5 +339,23 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("GPU", "none found"))
     rows += [("GPU", f"{gpu['name']}, {format_size(gpu['total_bytes'])}") for gpu in facts["gpus"]]
     if facts["saved_to"]:
-        rows.append(("saved to", facts["saved_to"]))
+        rows.append(("saved to", facts["saved_to"] + _replaced(facts)))
     return rows
+
+
+def _compute(facts: dict[str, Any]) -> str:
+    if not facts["values_per_s"]:
+        return "not measured"
+    threads, by_type = list(facts["values_per_s"].items())[-1]
+    rates = ", ".join(f"{rate / 1e9:,.1f} billion {name} weights/s" for name, rate in by_type.items())
+    layer = f"; {1e3 * facts['layer_s']:,.2f} ms a layer besides" if facts["layer_s"] else ""
+    return f"{rates} with {count(int(threads), 'thread')}{layer}"
+
+
+def _replaced(facts: dict[str, Any]) -> str:
+    """What of an earlier measurement is gone."""
+    if not facts["replaced"]:
+        return ""
+    rate = facts["replaced_disk_bytes_per_s"]
+    disk = f", and {rate / 1e9:,.2f} GB/s of this disk; other disks are kept" if rate else "; all disks are kept"
+    return f" (in place of earlier rates of processor and memory{disk})"

@@ -89,10 +89,19 @@ def _build(kind: type, values: dict[str, Any]) -> Any:
     try:
         built = kind(**values)
     except RequestError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(_by_flag(kind, str(error))) from None
     if isinstance(built, SamplingParams) and built.is_greedy:
         for name, off in _DRAW_ONLY.items():
             if values.get(name, off) != off:
                 flag = "--" + name.replace("_", "-")
                 raise typer.BadParameter(f"{flag} has no effect at temperature 0; set --temperature above 0")
     return built
+
+
+def _by_flag(kind: type, text: str) -> str:
+    """A message that begins with a field's name, as the Python door words it, begins with the flag instead."""
+    name, colon, rest = text.partition(":")
+    for entry in _flag_fields(kind):
+        if colon and entry.name == name:
+            return f"{flags_of(entry)[0]}:{rest}"
+    return text

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from expertide.cli.flags import JsonFlag, ModelName
-from expertide.cli.output import JsonTarget, ProgressBars, emit, note, table
+from expertide.cli.output import JsonTarget, ProgressBars, count, emit, note, table
 from expertide.errors import StorageError, UnsupportedError
 from expertide.formats import open_model
 from expertide.formats.tensors import ModelFiles
+from expertide.memory import placement
 from expertide.models import registry
 from expertide.models.architecture import Architecture
 from expertide.prepare import model_path
@@ -85,6 +86,7 @@ def facts_of(files: ModelFiles, architecture: Architecture | None) -> dict[str, 
             "layers": len(catalog.layers),
             "per_layer": catalog.num_experts,
             "total_bytes": catalog.total_bytes,
+            "in_ram_bytes": sum(placement.expert_window_bytes(catalog).values()) * catalog.num_experts,
             "bytes_of_one": [{"bytes": size, "layers": count} for size, count in sorted(sizes.items())],
         }
     return facts
@@ -116,7 +118,7 @@ def _print(files: ModelFiles, facts: dict[str, Any], *, with_tensors: bool, with
     rows += [("SHA-256", entry["sha256"]) for entry in facts["files"] if "sha256" in entry]
     rows.append(("tensors", f"{facts['num_tensors']:,} of {facts['num_parameters']:,} values"))
     for name, entry in facts["tensor_types"].items():
-        rows.append((f"  {name}", f"{entry['tensors']:,} tensors, {format_size(entry['bytes'])}"))
+        rows.append((f"  {name}", f"{count(entry['tensors'], 'tensor')}, {format_size(entry['bytes'])}"))
     if "model" in facts:
         rows.append(("architecture", facts["architecture"]))
         rows += [(f"  {name}", _value(value)) for name, value in facts["model"].items()]
@@ -124,12 +126,13 @@ def _print(files: ModelFiles, facts: dict[str, Any], *, with_tensors: bool, with
     if "experts" in facts:
         experts = facts["experts"]
         sizes = " or ".join(format_size(entry["bytes"]) for entry in experts["bytes_of_one"])
-        count = experts["layers"] * experts["per_layer"]
+        total = experts["layers"] * experts["per_layer"]
         rows.append(
             (
                 "experts",
-                f"{experts['layers']} layers of {experts['per_layer']}: {count:,} of {sizes}, "
-                f"{format_size(experts['total_bytes'])} in all",
+                f"{experts['layers']} layers of {experts['per_layer']}: {total:,} of {sizes}, "
+                f"{format_size(experts['total_bytes'])} in all "
+                f"({format_size(experts['in_ram_bytes'])} in RAM, in whole pages of the disk)",
             )
         )
     if "unsupported" not in facts:

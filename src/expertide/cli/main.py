@@ -116,7 +116,10 @@ def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "expertide"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    print(f"{command}: {_short(text.removeprefix('Invalid value: '))}\ntry `{command} --help`", file=sys.stderr)
+    print(
+        f"{command}: {_short(text.removeprefix('Invalid value: '), max_lines=2)}\ntry `{command} --help`",
+        file=sys.stderr,
+    )
     return USAGE
 
 
@@ -131,9 +134,9 @@ def _unexpected(error: Exception) -> int:
     return FAILED
 
 
-def _short(text: str) -> str:
-    """At most two lines and 2,000 characters: file names and metadata inside a message can be anything."""
+def _short(text: str, max_lines: int = 3) -> str:
+    """At most `max_lines` lines and 2,000 characters: file names and metadata inside a message can be anything."""
     from expertide.cli.output import one_line
 
     lines = [one_line(line) for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[:2])[:2000] or "failed"
+    return "\n".join(lines[:max_lines])[:2000] or "failed"

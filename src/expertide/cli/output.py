@@ -14,13 +14,18 @@ from expertide.errors import RequestError, StorageError
 
 
 def note(text: str) -> None:
-    """One or two lines on stderr. What a file or a template has put into them cannot drive the terminal."""
+    """One to three lines on stderr. What a file or a template has put into them cannot drive the terminal."""
     print("\n".join(one_line(line) for line in text.splitlines()), file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:
     """`text` with "?" for control characters."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 token`, `2,000 tokens`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class ReaderGoneError(Exception):

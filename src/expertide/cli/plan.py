@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expertide.cli import machine_rates
+from expertide.cli import estimate, machine_rates
 from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, emit, note, table
 from expertide.formats.tensors import ExpertCatalog
@@ -68,11 +68,7 @@ def touched_bytes(prepared: Prepared) -> tuple[int, int]:
 
 
 def _decode(prepared: Prepared) -> dict[str, Any]:
-    """What a decoded token touches, and tokens per second where `expertide doctor` has measured this machine.
-
-    Hits are taken as the cached share of all experts, as if every expert were asked for equally often: real routing
-    is uneven, so a real run hits more often and reads less.
-    """
+    """What a decoded token touches, and tokens per second where `expertide doctor` has measured this machine."""
     total, experts = touched_bytes(prepared)
     missing = int(experts * (1 - prepared.plan.cached_share))
     facts: dict[str, Any] = {
@@ -83,11 +79,24 @@ def _decode(prepared: Prepared) -> dict[str, Any]:
     }
     rates = machine_rates.load()
     if rates is not None:
-        seconds = total / rates.memory_bytes_per_s + missing / rates.disk_bytes_per_s
-        facts["tokens_per_s"] = 1 / seconds if seconds > 0 else None
+        disk = rates.disks.get(machine_rates.disk_key(prepared.topology.disk))
+        seconds = estimate.seconds_per_token(
+            estimate.touched_values(prepared),
+            total,
+            missing,
+            num_layers=prepared.architecture.config.num_layers,
+            num_threads=prepared.num_threads,
+            rates=rates,
+            disk_bytes_per_s=disk,
+        )
+        facts["tokens_per_s"] = 1 / seconds
+        # Without the disk's share the figure is only a bound.
+        facts["is_upper_bound"] = disk is None and missing > 0
         facts["measured"] = {
             "memory_bytes_per_s": rates.memory_bytes_per_s,
-            "disk_bytes_per_s": rates.disk_bytes_per_s,
+            "values_per_s": {str(threads): dict(by_type) for threads, by_type in rates.values_per_s.items()},
+            "layer_s": rates.layer_s,
+            "disk_bytes_per_s": disk,
         }
     return facts
 
@@ -112,24 +121,30 @@ def _print(facts: dict[str, Any]) -> None:
             (
                 "experts in RAM",
                 f"{100 * facts['cached_share']:.0f} % of {facts['num_experts']:,} "
-                f"({format_size(facts['all_experts_bytes'])}); the rest stays on disk",
+                f"({format_size(facts['all_experts_bytes'])})"
+                f"{'' if facts['cached_share'] >= 1 else '; the rest stays on disk'}",
             )
         )
     rows.append(("context", f"{facts['context']:,} tokens, prefill in chunks of {facts['prefill_chunk']:,}"))
     rows.append(("threads", str(facts["threads"])))
     decode = facts["decode"]
+    missing = decode["disk_bytes_per_token"]
     rows.append(
         (
             "a decoded token",
             f"touches {format_size(decode['memory_bytes_per_token'])}, "
-            f"reads about {format_size(decode['disk_bytes_per_token'])} from disk",
+            + (f"reads about {format_size(missing)} from disk" if missing else "reads nothing from disk"),
         )
     )
-    speed = decode["tokens_per_s"]
-    guess = (
-        f"about {speed:,.1f} tokens/s by what doctor measured"
-        if speed
-        else "unknown; `expertide doctor` measures this machine once"
-    )
-    rows.append(("decode speed", guess))
+    rows.append(("decode speed", _speed(decode, facts["model"])))
     emit(table(rows) + "\n")
+
+
+def _speed(decode: dict[str, Any], model: str) -> str:
+    speed = decode["tokens_per_s"]
+    if speed is None:
+        return "unknown; `expertide doctor` measures this machine once"
+    figure = f"{speed:,.0f}" if speed >= 100 else f"{speed:,.1f}" if speed >= 1 else f"{speed:,.2g}"
+    if decode["is_upper_bound"]:
+        return f"at most {figure} tokens/s, reads not counted; `expertide doctor {model}` measures this disk"
+    return f"about {figure} tokens/s by what doctor measured; half or double is possible"

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from expertide.cli.output import count
 from expertide.llm import LLM
 from expertide.prepare import Prepared
 from expertide.units import format_size
@@ -22,32 +23,47 @@ def load_line(llm: LLM) -> str:
         f"KV {format_size(memory['kv_bytes'])}",
     ]
     if plan.num_all_experts:
-        parts.append(f"expert cache {format_size(plan.expert_cache_bytes)} of {format_size(plan.all_experts_bytes)}")
+        parts.append(
+            f"expert cache {format_size(plan.expert_cache_bytes)} ({_percent(plan.cached_share)} of all experts)"
+        )
     parts.append(f"planned {format_size(plan.predicted_bytes)}, peak so far {format_size(memory['ram_peak_bytes'])}")
     return ", ".join(parts)
 
 
-def stats_line(stats: dict[str, Any]) -> str:
-    """One line of expert statistics and rates."""
+def stats_lines(llm: LLM, stats: dict[str, Any]) -> str:
+    """Two lines about an answer: speed and memory; then what the experts cost."""
     timings, memory = stats["timings"], stats["memory"]
-    rates = []
+    parts = []
     if timings["prefill_s"] > 0:
-        rates.append(f"prefill {timings['prefill_tokens']:,} tokens at {timings['prefill_tps']:,.1f}/s")
+        parts.append(f"prompt: {count(timings['prefill_tokens'], 'token')} at {timings['prefill_tps']:,.1f}/s")
     if timings["decode_s"] > 0:
-        rates.append(f"decode {timings['decode_tokens']:,} at {timings['decode_tps']:,.1f}/s")
-    tail = "; " + ", ".join(rates) if rates else ""
-    phases = stats["experts"]
-    requests, hits, read = (
-        sum(phases[phase][key] for phase in ("prefill", "decode")) for key in ("requests", "hits_host", "read_bytes")
+        parts.append(f"answer: {count(timings['decode_tokens'], 'token')} at {timings['decode_tps']:,.1f}/s")
+    budget = format_size(memory["ram_budget_bytes"])
+    limit = f"--ram auto ({budget})" if llm.prepared.budget.is_auto else f"--ram {budget}"
+    parts.append(f"peak {format_size(memory['ram_peak_bytes'])} of {limit}")
+    return "; ".join(parts) + "\n" + experts_line(stats)
+
+
+def experts_line(stats: dict[str, Any]) -> str:
+    """What was asked for, where it was found and what that cost, prefill and decode together."""
+    phases, memory = stats["experts"], stats["memory"]
+    requests, hits, read_bytes, stall_s = (
+        sum(phases[phase][key] for phase in ("prefill", "decode"))
+        for key in ("requests", "hits_host", "read_bytes", "stall_s")
     )
     if not requests:
-        return "experts: none in this model" + tail
-    stall = sum(phases[phase]["stall_s"] for phase in ("prefill", "decode"))
+        return "experts: none in this model" if not memory["all_experts_bytes"] else "experts: none looked up"
+    share = memory["expert_cache_bytes"] / memory["all_experts_bytes"]
     return (
-        f"experts: {requests:,} requests, {100 * hits / requests:.1f} % hits, {format_size(read)} read, "
-        f"{stall:.2f} s stalled, {format_size(memory['expert_cache_used_bytes'])} in cache of "
-        f"{format_size(memory['all_experts_bytes'])}{tail}"
+        f"experts: {requests:,} looked up (each once per layer and step), {100 * hits / requests:.1f} % found in RAM, "
+        f"{format_size(read_bytes)} read, {stall_s:.2f} s spent waiting for the disk; "
+        f"RAM has room for {_percent(share)} of all experts"
     )
+
+
+def _percent(share: float) -> str:
+    # Rounded to whole per cent, but never up to "all of them".
+    return "100 %" if share >= 1 else f"{min(99.0, 100 * share):.0f} %"
 
 
 def machine_facts(llm: LLM) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from expertide.cli.flags import JsonFlag, ModelName, with_flags
-from expertide.cli.output import JsonTarget, ProgressBars, emit, note
-from expertide.cli.reports import load_line, stats_line
+from expertide.cli.output import JsonTarget, ProgressBars, count, emit, note
+from expertide.cli.reports import load_line, stats_lines
 from expertide.engine.sampling import SamplingParams
 from expertide.errors import RequestError, StorageError
 from expertide.llm import LLM, Stream
@@ -26,29 +26,40 @@ def command(
     model: ModelName,
     options: Options,
     params: SamplingParams,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")] = None,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, as it is.")] = None,
     prompt_file: Annotated[
-        str | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from a file.")
+        str | None,
+        typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from a file; its last newline is dropped."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the model's chat template.")
     ] = False,
     json: JsonFlag = None,
 ) -> None:
-    """Answer one prompt: from -p, --prompt-file or standard input."""
+    """Answer one prompt: from -p, --prompt-file or standard input (whose last newline is dropped)."""
     target = JsonTarget(json)
     text = read_prompt(prompt, prompt_file)
-    with ProgressBars() as progress, LLM.from_options(model, options, progress) as llm:
+    ids: list[int] = []
+
+    def check(llm: LLM) -> None:
+        # A prompt that cannot run must not cost the minute that a large model loads.
+        ids.extend(prompt_ids(llm, text, raw=raw))
+        llm.check_prompt(ids)
+
+    with ProgressBars() as progress, LLM.from_options(model, options, progress, before_load=check) as llm:
         for warning in llm.warnings:
             note(f"note: {warning}")
         note(load_line(llm))
         with llm.interrupt:
             llm.interrupt.clear()
-            stream = llm.stream(prompt_ids(llm, text, raw=raw), params)
-            show(stream, is_silent=target.is_stdout, progress=progress)
+            stream = llm.stream(ids, params)
+            is_templated = not raw and llm.tokenizer.has_chat_template
+            show(stream, is_silent=target.is_stdout, progress=progress, strip_start=is_templated)
             output = stream.output
             was_interrupted = llm.interrupt.hit
-        note(stats_line(output.stats))
+        if output.token_ids and not output.text.strip():
+            note(f"note: {count(len(output.token_ids), 'token')}, none of them with text")
+        note(stats_lines(llm, output.stats))
         if target:
             target.write(output.stats)
     if output.finish_reason == "abort" or was_interrupted:
@@ -68,11 +79,11 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     if prompt is not None:
         text = prompt
     elif prompt_file is not None:
-        text = _decoded(_read_file(Path(prompt_file)), prompt_file)
+        text = _without_newline(_decoded(_read_file(Path(prompt_file)), prompt_file))
     elif sys.stdin is None or sys.stdin.isatty():
         raise typer.BadParameter("no prompt: give -p TEXT, --prompt-file FILE, or text on standard input")
     else:
-        text = _decoded(sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1), "standard input")
+        text = _without_newline(_decoded(sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1), "standard input"))
     if not text:
         raise RequestError("the prompt is empty")
     check_is_text("-p" if prompt_file is None else prompt_file, text)
@@ -100,13 +111,20 @@ def prompt_ids(llm: LLM, text: str, *, raw: bool) -> list[int]:
     return llm.chat_prompt_ids([{"role": "user", "content": text}])
 
 
-def show(stream: Stream, *, is_silent: bool, progress: ProgressBars) -> None:
-    """Write the pieces as they come, and a newline at the end."""
+def show(stream: Stream, *, is_silent: bool, progress: ProgressBars, strip_start: bool = False) -> None:
+    """Write the pieces as they come, and a newline at the end.
+
+    Args:
+        strip_start: drop white space in front of the answer: after a chat template many models begin with a space that
+            belongs to no word. The text of the statistics keeps it.
+    """
     has_text = False
     try:
         for piece in stream:
             progress.close()
-            if not is_silent:
+            if strip_start and not has_text:
+                piece = piece.lstrip()
+            if piece and not is_silent:
                 emit(piece)
                 has_text = True
     finally:
@@ -114,6 +132,11 @@ def show(stream: Stream, *, is_silent: bool, progress: ProgressBars) -> None:
         # The error's line, or the statistics, must not stick to the answer.
         if has_text:
             emit("\n")
+
+
+def _without_newline(text: str) -> str:
+    # `echo 5-2=? |` and editors end a text with a newline that nobody meant; more than one was meant.
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def _read_file(path: Path) -> bytes:

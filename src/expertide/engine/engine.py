@@ -182,9 +182,7 @@ class Engine:
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         if len(ids) > self.context:
-            raise RequestError(
-                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it, or raise --context)"
-            )
+            raise RequestError(f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it)")
 
     def _steps(
         self,

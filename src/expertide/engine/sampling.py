@@ -33,7 +33,9 @@ class SamplingParams:
     """
 
     max_tokens: int = option(256, "Most tokens of the answer.", metavar="N", flags=("-n", "--max-tokens"))
-    temperature: float = option(0.0, "0 takes the likeliest token; higher draws more freely.", metavar="X")
+    temperature: float = option(
+        0.0, "0 always takes the likeliest token (greedy); higher draws more freely.", metavar="X"
+    )
     top_k: int = option(0, "Draw among the K likeliest tokens; 0 keeps all.", metavar="K")
     top_p: float = option(1.0, "Draw among the likeliest tokens that together hold this probability.", metavar="P")
     min_p: float = option(0.0, "Drop tokens below this share of the likeliest one's probability.", metavar="P")

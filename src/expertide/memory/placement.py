@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from expertide.errors import BudgetError, RequestError
 from expertide.formats.tensors import ExpertCatalog
 from expertide.memory.arena import PAGE_BYTES
-from expertide.units import MIB, format_size, round_down, round_up
+from expertide.units import MIB, exact_size, format_size, round_down, round_up
 
 DEFAULT_CONTEXT = 8192
 # Beside the experts of one token: one being read while another waits to be freed.
@@ -204,27 +204,28 @@ def _check_wish(needs: ModelNeeds, expert_cache: int | None) -> None:
         return
     if not needs.expert_window_bytes:
         raise RequestError(
-            f"--expert-cache {format_size(expert_cache)}: this model has no routed experts: nothing to cache"
+            f"--expert-cache {exact_size(expert_cache)}: this model has no routed experts: nothing to cache"
         )
     if expert_cache < needs.smallest_cache_bytes:
         slots = needs.num_experts_per_tok + SPARE_SLOTS
         raise BudgetError(
-            f"--expert-cache {format_size(expert_cache)} is below the smallest that works: {slots} experts "
-            f"({needs.num_experts_per_tok} per token and {SPARE_SLOTS} in flight), "
-            f"{needs.smallest_cache_bytes / MIB:,.2f} MiB"
+            f"--expert-cache {exact_size(expert_cache)} is below the smallest that works, "
+            f"{exact_size(needs.smallest_cache_bytes)}: {slots} experts "
+            f"({needs.num_experts_per_tok} per token and {SPARE_SLOTS} in flight)"
         )
 
 
 def _refusal(fixed: Plan, least: int, needs: ModelNeeds) -> str:
+    """Three lines: the two sums, every share, what would help."""
     taken = fixed.predicted_bytes + least
     # The smallest budget whose margin leaves `taken`, in whole MiB.
     total = round_up(max(taken + _MIN_MARGIN_BYTES, -(-taken * _MARGIN_DIVISOR // (_MARGIN_DIVISOR - 1))), MIB)
     is_chosen = least > needs.smallest_cache_bytes
-    shares = [f"{name} {_gib(size)}" for name, size in fixed.shares.items() if size]
+    shares = [f"{name} {format_size(size)}" for name, size in fixed.shares.items() if size]
     if needs.expert_window_bytes:
         slots = "as asked" if is_chosen else f"{needs.num_experts_per_tok + SPARE_SLOTS} experts"
-        shares.append(f"expert cache {_gib(least)} ({slots})")
-    shares.append(f"margin {_gib(total - taken)}")
+        shares.append(f"expert cache {format_size(least)} ({slots})")
+    shares.append(f"margin {format_size(total - taken)}")
     hints = [f"raise --ram to {total // MIB}MiB"]
     if is_chosen:
         hints.append("lower --expert-cache")
@@ -234,10 +235,7 @@ def _refusal(fixed: Plan, least: int, needs: ModelNeeds) -> str:
     if fixed.workspace_bytes > total // 20:
         hints.append(f"lower --prefill-chunk (now {fixed.prefill_chunk:,})")
     return (
-        f"what must stay in RAM needs {_gib(total)}, the budget is {_gib(fixed.budget_bytes)}: "
-        f"{', '.join(shares)} ({', or '.join(hints)})"
+        f"what must stay in RAM needs {format_size(total)}, the budget is {format_size(fixed.budget_bytes)}\n"
+        f"  {', '.join(shares)}\n"
+        f"  {', or '.join(hints)}"
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"
