@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
@@ -171,7 +172,8 @@ class DeepseekV2Architecture:
         context: int,
         kv_dtype: str,
     ) -> Model:
-        from expertide.models.layers.decoder import CacheShape, DecoderLayer, DecoderModel
+        from expertide.kv.latent import LatentCache
+        from expertide.models.layers.decoder import DecoderLayer, DecoderModel
         from expertide.models.layers.step import Rotation
 
         assert (executor is None) == (self.config.router is None)
@@ -193,7 +195,13 @@ class DeepseekV2Architecture:
             output=builder.matrix("output.weight"),
             norm_eps=config.norm_eps,
             rotation=Rotation(config.rope),
-            cache_shape=CacheShape(config.kv_rank, config.rope_dim, kv_dtype),
+            make_cache=partial(
+                LatentCache,
+                num_layers=config.num_layers,
+                rank=config.kv_rank,
+                rope_dim=config.rope_dim,
+                dtype=kv_dtype,
+            ),
             kernels=kernels,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,12 +17,22 @@ from expertide.errors import NumericsError, RequestError
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kv import KVCache
-from expertide.kv.latent import LatentCache
 from expertide.models.architecture import Phase
 from expertide.models.layers.ffn import FeedForward
-from expertide.models.layers.latent_attention import LatentAttention
 from expertide.models.layers.step import Rotation, Step
 from expertide.models.trace import NO_LAYER, Tracer
+
+
+class Attention(Protocol):
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        """Append the step's tokens to the cache and attend; x_TH is already normed."""
+        ...
+
+
+class CacheMaker(Protocol):
+    def __call__(self, *, max_tokens: int) -> KVCache:
+        """The empty cache of one sequence, of the kind that this model's attention layers write."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +40,9 @@ class DecoderLayer:
     """Weights and parts of one layer."""
 
     attention_norm: Tensor
-    attention: LatentAttention
+    attention: Attention
     ffn_norm: Tensor
     ffn: FeedForward
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """What one sequence's cache looks like."""
-
-    rank: int
-    rope_dim: int
-    dtype: str
 
 
 class DecoderModel:
@@ -55,7 +57,7 @@ class DecoderModel:
         output: QTensor,
         norm_eps: float,
         rotation: Rotation,
-        cache_shape: CacheShape,
+        make_cache: CacheMaker,
         kernels: Kernels,
     ) -> None:
         self._embedding = embedding
@@ -64,26 +66,18 @@ class DecoderModel:
         self._output = output
         self._eps = norm_eps
         self._rotation = rotation
-        self._cache_shape = cache_shape
+        self._make_cache = make_cache
         self._kernels = kernels
 
     @property
     def vocab_size(self) -> int:
         return self._embedding.shape[0]
 
-    def new_cache(self, max_tokens: int) -> LatentCache:
-        shape = self._cache_shape
-        return LatentCache(
-            num_layers=len(self._layers),
-            max_tokens=max_tokens,
-            rank=shape.rank,
-            rope_dim=shape.rope_dim,
-            dtype=shape.dtype,
-        )
+    def new_cache(self, max_tokens: int) -> KVCache:
+        return self._make_cache(max_tokens=max_tokens)
 
     @torch.inference_mode()
     def forward(self, token_ids_T: Tensor, cache: KVCache, phase: Phase, trace: Tracer | None = None) -> Tensor:
-        assert isinstance(cache, LatentCache), "a cache made by another model"
         self._check_tokens(token_ids_T, cache)
         num_tokens = token_ids_T.shape[0]
         cos_TP, sin_TP = self._rotation.at(cache.length, num_tokens)
@@ -120,7 +114,7 @@ class DecoderModel:
             )
         return x_TH
 
-    def _check_tokens(self, token_ids_T: Tensor, cache: LatentCache) -> None:
+    def _check_tokens(self, token_ids_T: Tensor, cache: KVCache) -> None:
         num_tokens = token_ids_T.shape[0]
         if num_tokens == 0:
             raise RequestError("a forward pass needs at least one token")

@@ -18,6 +18,7 @@ from torch import Tensor
 from expertide.formats import quants
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
+from expertide.kv.latent import LatentCache
 from expertide.models.layers.step import Step
 
 
@@ -71,6 +72,8 @@ class LatentAttention:
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         """Append the step's tokens to the cache and attend; x_TH is already normed."""
         kernels, dims, weights, layer_id = self._kernels, self._dims, self._weights, self._layer_id
+        cache = step.cache
+        assert isinstance(cache, LatentCache), "a cache made by another model"
         q = self._queries(x_TH).view(step.num_tokens, dims.num_heads, dims.nope_dim + dims.rope_dim)
         q_nope_TQN, q_rope_TQC = q[..., : dims.nope_dim], q[..., dims.nope_dim :]
         q_rope_TQC = kernels.rope(q_rope_TQC, step.cos_TP, step.sin_TP)
@@ -78,8 +81,8 @@ class LatentAttention:
         kv = kernels.linear(x_TH, weights.kv_a)
         latent_TL = kernels.rms_norm(kv[:, : dims.kv_rank], weights.kv_a_norm, self._eps)
         k_rope_TC = kernels.rope(kv[:, dims.kv_rank :], step.cos_TP, step.sin_TP)
-        step.cache.append(layer_id, latent_TL, k_rope_TC)
-        latent_SL, k_rope_SC = step.cache.view(layer_id, step.first_position + step.num_tokens)
+        cache.append(layer_id, latent_TL, k_rope_TC)
+        latent_SL, k_rope_SC = cache.view(layer_id, step.first_position + step.num_tokens)
 
         o_TQU = kernels.mla_attention(
             q_nope_TQN,
