@@ -22,8 +22,12 @@ class GgufKeys:
         self._architecture = architecture
         self._metadata = Metadata.of(files)
 
+    @property
+    def file(self) -> str:
+        return str(self._files.files[0])
+
     def named(self, key: str) -> str:
-        return f"{self._files.files[0]}: {self._architecture}.{key}"
+        return f"{self.file}: {self._architecture}.{key}"
 
     def error(self, key: str, found: str) -> FormatError:
         return FormatError(f"{self.named(key)} says {found}")
@@ -53,8 +57,11 @@ class GgufKeys:
     def text(self, key: str, *, default: str) -> str:
         return self._metadata.str(f"{self._architecture}.{key}", default=default)
 
-    def switch(self, key: str) -> bool:
-        return self._metadata.bool(f"{self._architecture}.{key}", default=False)
+    def switch(self, key: str, *, default: bool = False) -> bool:
+        return self._metadata.bool(f"{self._architecture}.{key}", default=default)
+
+    def number(self, key: str, *, default: float) -> float:
+        return self._metadata.float(f"{self._architecture}.{key}", default=default)
 
     def positive_float(self, key: str, *, default: float | None = None) -> float:
         value = self.non_negative_float(key, default=default)
