@@ -311,7 +311,9 @@ class GroupedArchitecture:
         # queries as made, normed, rotated, and the four products of the rotation (each half as wide).
         attention = max(tiled + 4 * chunk * (3 * q + 2 * kv), tiles.decoding_bytes() + 4 * chunk * (5 * q + kv))
         ffn = 4 * chunk * 4 * config.dense_inner + tiles.decoding_bytes()  # gate, up, silu(gate), the product
-        ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts)
+        # What attention has freed lies in pieces too small for the experts' results, and stays with the process.
+        # Measured with heads of Qwen3-30B-A3B, 512 tokens after none and after 6,000: 77 to 102 MiB of 103 counted here.
+        ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts) + tiled
         streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
         head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
         return max(attention, ffn, head) + streams
