@@ -12,8 +12,9 @@ import pytest
 from expertide.errors import ExpertideError, FormatError, UnsupportedError
 from expertide.formats import open_model
 from expertide.models import registry
-from expertide.models.qwen3_moe import from_hf, tiny_config
-from hf_qwen3_moe import hf_config_dict, write_tiny_gguf
+from expertide.models.grouped_config import read_hf
+from expertide.models.qwen3_moe import FAMILY, tiny_config
+from hf_grouped import hf_config_dict, write_tiny_gguf
 
 # name: (keys changed, tensors dropped, tensors added, error class, words of the message)
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, tuple[int, ...]], type[ExpertideError], str]] = {
@@ -103,12 +104,12 @@ def test_keys_that_change_nothing_do_no_harm(keys: dict[str, Any], tmp_path: Pat
 )
 def test_unknown_values_of_config_json_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises((FormatError, UnsupportedError), match=words):
-        from_hf(hf_config_dict(tiny_config()) | fields)
+        read_hf(hf_config_dict(tiny_config()) | fields, FAMILY)
 
 
 def test_a_sparse_step_makes_the_layers_between_dense() -> None:
     fields = hf_config_dict(tiny_config(num_layers=7, dense_inner=48))
-    assert from_hf(fields | {"mlp_only_layers": [5], "decoder_sparse_step": 2}).moe_layers == (1, 3)
+    assert read_hf(fields | {"mlp_only_layers": [5], "decoder_sparse_step": 2}, FAMILY).moe_layers == (1, 3)
 
 
 def test_finding_a_model_does_not_import_torch(tmp_path: Path) -> None:

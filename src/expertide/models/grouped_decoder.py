@@ -1,7 +1,6 @@
-"""What families with grouped-query attention and a softmax router have in common: config, tensors, planner numbers.
+"""The architecture of families with grouped-query attention and a softmax router: tensors, planner numbers, build.
 
-A family (`qwen3_moe.py`, …) says what is its own in a `Family`; the rest is here. What neither a family nor the shared
-layers know is refused by name. No torch until `build`.
+A family (`qwen3_moe.py`, …) subclasses it and says what is its own in a `Family`. No torch until `build`.
 """
 
 from __future__ import annotations
@@ -9,24 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from expertide.errors import FormatError, UnsupportedError
 from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
 from expertide.kernels import tiles
-from expertide.kernels.rope import RopePairs, RopeSpec, yarn_magnitude
-from expertide.kernels.router import RouterSpec
-from expertide.models.config_values import (
-    GgufKeys,
-    JsonFields,
-    gguf_moe_inner,
-    gguf_num_layers,
-    gguf_rope_base,
-    gguf_vocab_size,
-    gguf_yarn,
-    hf_rope,
-)
 from expertide.models.describe import describe_rope, describe_router
+from expertide.models.grouped_config import Family, GroupedConfig, read_gguf
 from expertide.models.tensor_directory import TensorDirectory
 from expertide.models.tensor_groups import take_experts, take_swiglu
 
@@ -41,223 +28,6 @@ if TYPE_CHECKING:
 # Each routed expert is read once per chunk: longer chunks read less and need more workspace. 512 tokens already visit
 # nearly every expert of a layer (Qwen3-30B-A3B: 4,096 choices among 128).
 PREFILL_CHUNK = 512
-
-# Keys of other families that change what is computed, and the values that mean that they do not.
-_NEUTRAL_KEYS: Mapping[str, tuple[float, ...]] = {
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "expert_group_count": (0, 1),
-    "expert_shared_count": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
-    "rope.scaling.yarn_log_multiplier": (0,),
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """What sets one family apart from the others.
-
-    Attributes:
-        name: as GGUF files say in `general.architecture`.
-        hf_type: `model_type` of config.json.
-        hf_names: GGUF name -> checkpoint name. {} is the layer; a stacked expert tensor stands for one checkpoint
-            tensor per expert, whose number takes the second {}.
-        qk_norm: RMSNorm of queries and keys before rope: of each head with one weight of D.
-        rope_pairs: in GGUF files. Checkpoints have halves, for all families here.
-        renormalize: whether a token's K weights sum to 1 where a GGUF file does not say; most do not.
-        hf_renormalize: the same for config.json, as the family's config class in transformers has it.
-    """
-
-    name: str
-    hf_type: str
-    hf_names: Mapping[str, str]
-    qk_norm: Literal["head"]
-    rope_pairs: RopePairs
-    renormalize: bool
-    hf_renormalize: bool
-
-
-@dataclass(frozen=True)
-class GroupedConfig:
-    """Everything the layers need to know; made and checked by `read_gguf` or `read_hf`.
-
-    Attributes:
-        context_length: tokens, prompt and answer together.
-        num_heads, num_kv_heads, head_dim: Q, G, D.
-        dense_inner: inner size of dense layers' MLP; 0 where there are none.
-        moe_inner: F, inner size of one routed expert.
-        moe_layers: ids of the layers with routed experts, ascending; at least one.
-    """
-
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    context_length: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dense_inner: int
-    moe_inner: int
-    moe_layers: tuple[int, ...]
-    router: RouterSpec
-    rope: RopeSpec
-    norm_eps: float
-
-    @property
-    def num_experts(self) -> int:
-        return self.router.num_experts
-
-    @property
-    def num_experts_per_tok(self) -> int:
-        return self.router.num_experts_per_tok
-
-    @property
-    def attention_scale(self) -> float:
-        """Factor on scores; YaRN's is on cos and sin (`rope.magnitude`)."""
-        return float(self.head_dim**-0.5)
-
-
-def read_gguf(files: ModelFiles, family: Family) -> GroupedConfig:
-    """Read the keys, and from the tensor directory what has no key: which layers are MoE.
-
-    Raises:
-        FormatError: a key is missing, of the wrong type, or contradicts another or the tensors.
-        UnsupportedError: a value that has no code here.
-    """
-    keys = GgufKeys(files, family.name)
-    for key, neutral in _NEUTRAL_KEYS.items():
-        if (value := keys.number(key, default=0)) not in neutral:
-            raise UnsupportedError(f"{keys.named(key)} is {value:g}; architecture {family.name!r} is known without it")
-    num_layers = gguf_num_layers(keys, files)
-    hidden_size = keys.positive("embedding_length")
-    num_heads = keys.uniform("attention.head_count", num_layers)
-    num_kv_heads = num_heads
-    if keys.has("attention.head_count_kv"):
-        num_kv_heads = keys.uniform("attention.head_count_kv", num_layers)
-    if num_heads % num_kv_heads:
-        raise keys.error("attention.head_count_kv", f"{num_kv_heads}, which does not divide {num_heads} query heads")
-    head_dim = _gguf_head_dim(keys, hidden_size, num_heads)
-    yarn = gguf_yarn(keys)
-    magnitude = yarn_magnitude(yarn.factor, 1.0) if yarn else 1.0
-    moe_layers = tuple(layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in files.tensors)
-    if not moe_layers:
-        # The first one stands for all of them: the message about tensors gives the names that are there.
-        moe_layers = (0,)
-    return GroupedConfig(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        vocab_size=gguf_vocab_size(keys, files),
-        context_length=keys.positive("context_length"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dense_inner=keys.uniform("feed_forward_length", num_layers) if len(moe_layers) < num_layers else 0,
-        moe_inner=gguf_moe_inner(keys, files, moe_layers, num_layers),
-        moe_layers=moe_layers,
-        router=_gguf_router(keys, family),
-        rope=RopeSpec(head_dim, gguf_rope_base(keys), yarn, magnitude, family.rope_pairs),
-        norm_eps=keys.positive_float("attention.layer_norm_rms_epsilon"),
-    )
-
-
-def _gguf_head_dim(keys: GgufKeys, hidden_size: int, num_heads: int) -> int:
-    """D; values and rotation must have the same."""
-    if keys.has("attention.key_length"):
-        head_dim = keys.positive("attention.key_length")
-    elif hidden_size % num_heads:
-        raise keys.error("attention.head_count", f"{num_heads}, which does not divide the width of {hidden_size}")
-    else:
-        head_dim = hidden_size // num_heads
-    if head_dim % 2:
-        raise keys.error("attention.key_length", f"{head_dim}, expected an even number")
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.has(key) and keys.positive(key) != head_dim:
-            raise UnsupportedError(
-                f"{keys.named(key)} is {keys.positive(key)}, known here only as the head size, {head_dim}"
-            )
-    return head_dim
-
-
-def _gguf_router(keys: GgufKeys, family: Family) -> RouterSpec:
-    gating = keys.count("expert_gating_func")
-    if gating not in (0, 1):  # 0: no key, or one without a value
-        raise UnsupportedError(f"{keys.named('expert_gating_func')} is {gating}; known here: 1 softmax")
-    try:
-        return RouterSpec(
-            num_experts=keys.positive("expert_count"),
-            num_experts_per_tok=keys.positive("expert_used_count"),
-            renormalize=keys.switch("expert_weights_norm", default=family.renormalize),
-            scale=keys.non_negative_float("expert_weights_scale", default=0.0) or 1.0,  # 0: no scale, as llama.cpp
-        )
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{keys.file}: {error}") from None
-
-
-def read_hf(config: Mapping[str, object], family: Family) -> GroupedConfig:
-    """Read a config.json.
-
-    Raises:
-        FormatError: a field is missing or of the wrong type.
-        UnsupportedError: a value that has no code here.
-    """
-    fields = JsonFields(config)
-    kind = fields.text("model_type", default="")
-    if kind != family.hf_type:
-        raise UnsupportedError(f"config.json: model_type {kind!r} is not known here; known: {family.hf_type}")
-    if (act := fields.text("hidden_act", default="silu")) != "silu":
-        raise UnsupportedError(f"config.json: hidden_act {act!r} is not known here; known: silu")
-    for name in ("attention_bias", "use_sliding_window"):
-        if config.get(name):
-            raise UnsupportedError(f"config.json: {name} is not known here")
-    num_layers, hidden_size = fields.positive("num_hidden_layers"), fields.positive("hidden_size")
-    num_heads = fields.positive("num_attention_heads")
-    num_kv_heads = fields.count("num_key_value_heads") or num_heads
-    head_dim = fields.count("head_dim") or hidden_size // num_heads
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise FormatError(
-            f"config.json: {num_heads} heads of {head_dim} on {num_kv_heads} key/value heads, expected an even size "
-            "and a divisor of the heads"
-        )
-    moe_layers = _hf_moe_layers(config, num_layers)
-    return GroupedConfig(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        vocab_size=fields.positive("vocab_size"),
-        context_length=fields.positive("max_position_embeddings"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dense_inner=fields.positive("intermediate_size") if len(moe_layers) < num_layers else 0,
-        moe_inner=fields.positive("moe_intermediate_size"),
-        moe_layers=moe_layers,
-        router=RouterSpec(
-            # transformers 5 writes the second name.
-            num_experts=fields.count("num_experts") or fields.positive("num_local_experts"),
-            num_experts_per_tok=fields.positive("num_experts_per_tok"),
-            renormalize=bool(config.get("norm_topk_prob", family.hf_renormalize)),
-        ),
-        rope=hf_rope(config, head_dim, pairs="halves"),
-        norm_eps=fields.number("rms_norm_eps", default=1e-6),
-    )
-
-
-def _hf_moe_layers(config: Mapping[str, object], num_layers: int) -> tuple[int, ...]:
-    """Every `decoder_sparse_step`-th layer, without those of `mlp_only_layers`."""
-    step = JsonFields(config).count("decoder_sparse_step") or 1
-    dense = config.get("mlp_only_layers") or ()
-    if not isinstance(dense, list | tuple) or not all(isinstance(layer, int) for layer in dense):
-        raise FormatError(f"config.json: mlp_only_layers is {dense!r}, expected a list of layer numbers")
-    moe_layers = tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in dense)
-    if not moe_layers:
-        raise UnsupportedError("config.json: no layer has routed experts; dense models are not known here")
-    return moe_layers
 
 
 @dataclass(frozen=True)
@@ -310,9 +80,10 @@ class GroupedArchitecture:
         # While attending: rotated queries, keys, values, and the result before and after joining tiles. While rotating:
         # queries as made, normed, rotated, and the four products of the rotation (each half as wide).
         attention = max(tiled + 4 * chunk * (3 * q + 2 * kv), tiles.decoding_bytes() + 4 * chunk * (5 * q + kv))
-        ffn = 4 * chunk * 4 * config.dense_inner + tiles.decoding_bytes()  # gate, up, silu(gate), the product
+        widest = max(config.dense_inner, config.shared_inner)
+        ffn = 4 * chunk * 4 * widest + tiles.decoding_bytes()  # gate, up, silu(gate), the product
         # What attention has freed lies in pieces too small for the experts' results, and stays with the process.
-        # Measured with heads of Qwen3-30B-A3B, 512 tokens after none and after 6,000: 77 to 102 MiB of 103 counted here.
+        # Measured with heads of Qwen3-30B-A3B, 512 tokens after none and after 6,000: 77 to 102 MiB; counted here: 103.
         ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts) + tiled
         streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
         head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
@@ -320,7 +91,7 @@ class GroupedArchitecture:
 
     def describe(self) -> dict[str, object]:
         config = self.config
-        norm = ", queries and keys normed per head" if self.family.qk_norm == "head" else ""
+        norm = {"none": "", "head": ", queries and keys normed per head", "whole": ", queries and keys normed"}
         return {
             "layers": config.num_layers,
             "hidden size": config.hidden_size,
@@ -328,12 +99,14 @@ class GroupedArchitecture:
             "context": config.context_length,
             "attention": (
                 f"grouped (GQA): {config.num_heads} heads of {config.head_dim} on {config.num_kv_heads} key/value heads"
-                + norm
+                + norm[self.family.qk_norm]
+                + (", with biases" if self.family.has_qkv_bias else "")
             ),
             "rope": describe_rope(config.rope),
             "dense layers": config.num_layers - len(config.moe_layers),
             "MoE layers": len(config.moe_layers),
             "routed experts": f"{config.num_experts}, {config.num_experts_per_tok} per token",
+            "shared experts": "1, gated" if config.shared_inner else 0,
             "router": describe_router(config.router),
         }
 
@@ -357,7 +130,7 @@ class GroupedArchitecture:
         layers = [
             DecoderLayer(
                 attention_norm=parts.vector(f"blk.{layer_id}.attn_norm.weight"),
-                attention=_attention(layer_id, config, parts, kernels),
+                attention=_attention(layer_id, config, self.family, parts, kernels),
                 ffn_norm=parts.vector(f"blk.{layer_id}.ffn_norm.weight"),
                 ffn=_ffn(layer_id, config, parts, kernels, executor),
             )
@@ -381,7 +154,9 @@ class GroupedArchitecture:
         )
 
 
-def _attention(layer_id: int, config: GroupedConfig, parts: LayerWeights, kernels: Kernels) -> GroupedAttention:
+def _attention(
+    layer_id: int, config: GroupedConfig, family: Family, parts: LayerWeights, kernels: Kernels
+) -> GroupedAttention:
     from expertide.models.layers.grouped_attention import (
         GroupedAttention,
         GroupedAttentionDims,
@@ -389,6 +164,7 @@ def _attention(layer_id: int, config: GroupedConfig, parts: LayerWeights, kernel
     )
 
     blk = f"blk.{layer_id}."
+    has_norm, has_bias = family.qk_norm != "none", family.has_qkv_bias
     return GroupedAttention(
         layer_id,
         GroupedAttentionDims(config.num_heads, config.num_kv_heads, config.head_dim),
@@ -397,8 +173,11 @@ def _attention(layer_id: int, config: GroupedConfig, parts: LayerWeights, kernel
             k=parts.matrix(blk + "attn_k.weight"),
             v=parts.matrix(blk + "attn_v.weight"),
             output=parts.matrix(blk + "attn_output.weight"),
-            q_norm=parts.vector(blk + "attn_q_norm.weight"),
-            k_norm=parts.vector(blk + "attn_k_norm.weight"),
+            q_norm=parts.vector(blk + "attn_q_norm.weight") if has_norm else None,
+            k_norm=parts.vector(blk + "attn_k_norm.weight") if has_norm else None,
+            q_bias=parts.vector(blk + "attn_q.bias") if has_bias else None,
+            k_bias=parts.vector(blk + "attn_k.bias") if has_bias else None,
+            v_bias=parts.vector(blk + "attn_v.bias") if has_bias else None,
         ),
         kernels,
         scale=config.attention_scale,
@@ -420,7 +199,8 @@ def _ffn(
         config.router,
         router=parts.matrix(blk + "ffn_gate_inp.weight"),
         bias_E=None,
-        shared=None,
+        shared=parts.swiglu(blk, "_shexp", kernels) if config.shared_inner else None,
+        shared_gate_H=parts.vector(blk + "ffn_gate_inp_shexp.weight") if config.shared_inner else None,
         executor=executor,
         kernels=kernels,
     )
@@ -451,13 +231,21 @@ def _find_tensors(files: ModelFiles, config: GroupedConfig, family: Family) -> _
         take(blk + "attn_k.weight", kv, hidden)
         take(blk + "attn_v.weight", kv, hidden)
         take(blk + "attn_output.weight", hidden, q)
-        take(blk + "attn_q_norm.weight", config.head_dim)
-        take(blk + "attn_k_norm.weight", config.head_dim)
+        if family.qk_norm != "none":
+            take(blk + "attn_q_norm.weight", q if family.qk_norm == "whole" else config.head_dim)
+            take(blk + "attn_k_norm.weight", kv if family.qk_norm == "whole" else config.head_dim)
+        if family.has_qkv_bias:
+            take(blk + "attn_q.bias", q)
+            take(blk + "attn_k.bias", kv)
+            take(blk + "attn_v.bias", kv)
         take(blk + "ffn_norm.weight", hidden)
         if layer_id not in config.moe_layers and directory.has(blk + "ffn_gate.weight"):
             take_swiglu(take, blk, "", hidden, config.dense_inner)
             continue
         take(blk + "ffn_gate_inp.weight", config.num_experts, hidden)
+        if family.has_shared_expert:
+            take(blk + "ffn_gate_inp_shexp.weight", hidden)
+            take_swiglu(take, blk, "_shexp", hidden, config.shared_inner)
         experts[layer_id] = take_experts(directory, blk, config.num_experts, inner=config.moe_inner, hidden=hidden)
     directory.refuse_leftovers()
     return _Tensors(resident, experts)

@@ -12,44 +12,25 @@ What is special, and where it is described:
                 files mostly do not, and llama.cpp always does  Qwen3MoeTopKRouter
     output      tied to the embedding where the file has no output matrix
 
-Everything else is the family's (`grouped_decoder`).
+Everything else is what its relatives have too (`grouped_config`, `grouped_decoder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from expertide.formats.tensors import ModelFiles
 from expertide.kernels.rope import RopeSpec
 from expertide.kernels.router import RouterSpec
-from expertide.models.grouped_decoder import Family, GroupedArchitecture, GroupedConfig, read_gguf, read_hf
-
-HF_NAMES: Mapping[str, str] = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
-    "blk.{}.attn_q.weight": "model.layers.{}.self_attn.q_proj.weight",
-    "blk.{}.attn_k.weight": "model.layers.{}.self_attn.k_proj.weight",
-    "blk.{}.attn_v.weight": "model.layers.{}.self_attn.v_proj.weight",
-    "blk.{}.attn_output.weight": "model.layers.{}.self_attn.o_proj.weight",
-    "blk.{}.attn_q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
-    "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
-    "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
-    "blk.{}.ffn_gate.weight": "model.layers.{}.mlp.gate_proj.weight",
-    "blk.{}.ffn_up.weight": "model.layers.{}.mlp.up_proj.weight",
-    "blk.{}.ffn_down.weight": "model.layers.{}.mlp.down_proj.weight",
-    "blk.{}.ffn_gate_inp.weight": "model.layers.{}.mlp.gate.weight",
-    "blk.{}.ffn_gate_exps.weight": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
-    "blk.{}.ffn_up_exps.weight": "model.layers.{}.mlp.experts.{}.up_proj.weight",
-    "blk.{}.ffn_down_exps.weight": "model.layers.{}.mlp.experts.{}.down_proj.weight",
-}
+from expertide.models.grouped_config import Family, GroupedConfig
+from expertide.models.grouped_decoder import GroupedArchitecture
 
 FAMILY = Family(
     name="qwen3moe",
     hf_type="qwen3_moe",
-    hf_names=HF_NAMES,
+    hf_names={
+        "blk.{}.attn_q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+        "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+    },
     qk_norm="head",
     rope_pairs="halves",
     renormalize=True,
@@ -61,16 +42,6 @@ class Qwen3MoeArchitecture(GroupedArchitecture):
     """Implements `architecture.Architecture` for GGUF files of architecture `qwen3moe`."""
 
     family = FAMILY
-
-
-def from_gguf(files: ModelFiles) -> GroupedConfig:
-    """See `grouped_decoder.read_gguf`."""
-    return read_gguf(files, FAMILY)
-
-
-def from_hf(config: Mapping[str, object]) -> GroupedConfig:
-    """Read a config.json of model type qwen3_moe; see `grouped_decoder.read_hf`."""
-    return read_hf(config, FAMILY)
 
 
 def tiny_config(**overrides: object) -> GroupedConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from expertide.kernels.ops import Kernels
@@ -31,7 +32,10 @@ class SwiGLU:
 
 
 class RoutedExperts:
-    """y = Σ_k weight_k * expert_k(x) + shared(x). The experts live elsewhere; `executor` runs them."""
+    """y = Σ_k weight_k * expert_k(x) + shared(x) [* sigmoid(shared_gate · x)].
+
+    The experts live elsewhere; `executor` runs them.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class RoutedExperts:
         router: QTensor,
         bias_E: Tensor | None,
         shared: SwiGLU | None,
+        shared_gate_H: Tensor | None = None,
         executor: ExpertExecutor,
         kernels: Kernels,
     ) -> None:
@@ -49,6 +54,7 @@ class RoutedExperts:
         self._router = router
         self._bias_E = bias_E
         self._shared = shared
+        self._shared_gate_H = shared_gate_H
         self._executor = executor
         self._kernels = kernels
 
@@ -66,5 +72,8 @@ class RoutedExperts:
         if self._shared is None:
             return y_TH
         shared_TH = self._shared.forward(x_TH, step)
+        if self._shared_gate_H is not None:
+            # A sum over each token's own row: a matrix product could give other bits beside other tokens.
+            shared_TH = shared_TH * torch.sigmoid((x_TH * self._shared_gate_H).sum(dim=-1, keepdim=True))
         step.record(self._layer_id, "shared_experts", shared_TH)
         return y_TH + shared_TH

@@ -1,4 +1,5 @@
-"""`qwen3moe` files on tiny random weights: against transformers in float32, and streamed against resident."""
+"""`qwen3moe`, `qwen2moe` and `olmoe` files on tiny random weights: against transformers in float32, and streamed
+against resident."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from expertide.kernels import select
 from expertide.kernels.rope import RopeSpec, YarnSpec, yarn_magnitude
 from expertide.kernels.router import RouterSpec
 from expertide.memory.placement import expert_window_bytes
-from expertide.models.grouped_decoder import GroupedConfig
-from expertide.models.qwen3_moe import from_gguf, from_hf, tiny_config
+from expertide.models import olmoe, qwen2_moe, qwen3_moe
+from expertide.models.grouped_config import Family, GroupedConfig, read_gguf, read_hf
+from expertide.models.qwen3_moe import tiny_config
 from expertide.settings import Settings
-from hf_qwen3_moe import hf_config_dict, hf_model, write_tiny_gguf
+from hf_grouped import hf_config_dict, hf_model, write_tiny_gguf
 from hf_reference import decode_gguf
 
 # Two float32 computations in different orders on logits of size about 2: rounding gives some 1e-5 here. A wrong rule
@@ -46,17 +48,29 @@ LAYOUTS: dict[str, tuple[GroupedConfig, dict[str, Any]]] = {
     "gate and up stacked": (tiny_config(), {"gate_up": True}),
     "YaRN": (tiny_config(rope=RopeSpec(16, 1e6, YARN, yarn_magnitude(4.0, 1.0), "halves")), {}),
     "large epsilon": (tiny_config(norm_eps=1e-2), {}),
+    "Qwen2: as released": (qwen2_moe.tiny_config(), {"family": qwen2_moe.FAMILY}),
+    "Qwen2: a dense layer, tied": (
+        qwen2_moe.tiny_config(moe_layers=(0, 2), dense_inner=48),
+        {"family": qwen2_moe.FAMILY, "tied": True},
+    ),
+    "Qwen2: weights renormalised": (
+        qwen2_moe.tiny_config(router=RouterSpec(8, 3, renormalize=True)),
+        {"family": qwen2_moe.FAMILY},
+    ),
+    "OLMoE: as released": (olmoe.tiny_config(), {"family": olmoe.FAMILY}),
+    "OLMoE: fewer key/value heads": (olmoe.tiny_config(num_kv_heads=2), {"family": olmoe.FAMILY}),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_equal_transformers(layout: str, tmp_path: Path) -> None:
     config, options = LAYOUTS[layout]
+    family: Family = options.get("family", qwen3_moe.FAMILY)
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, config, seed=len(layout), **options)
     _, model = memory_model.load(path, select("reference", num_threads=1), kv_dtype="float32")
     ids = torch.randint(0, config.vocab_size, (130,), generator=torch.Generator().manual_seed(1))
-    expected = _hf_logits(hf_model(config, decode_gguf(path)), ids)
+    expected = _hf_logits(hf_model(config, decode_gguf(path), family), ids)
 
     _assert_close(_logits(model, ids, chunk=130), expected)
     # In pieces: positions, masks and cache rows of later chunks, and single tokens.
@@ -68,9 +82,10 @@ def test_logits_equal_transformers(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_config_read_from_a_file_is_the_one_written(layout: str, tmp_path: Path) -> None:
     config, options = LAYOUTS[layout]
+    family: Family = options.get("family", qwen3_moe.FAMILY)
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, config, seed=0, **options)
-    for found in (from_gguf(open_model(path)), from_hf(hf_config_dict(config))):
+    for found in (read_gguf(open_model(path), family), read_hf(hf_config_dict(config, family), family)):
         assert found.norm_eps == pytest.approx(config.norm_eps, rel=1e-6)  # float32 in the file
         assert replace(found, norm_eps=config.norm_eps) == config
 
