@@ -20,7 +20,10 @@ from expertide.memory.placement import expert_window_bytes
 from expertide.models import olmoe, qwen2_moe, qwen3_moe
 from expertide.models.grouped_config import Family, GroupedConfig, read_gguf, read_hf
 from expertide.models.qwen3_moe import tiny_config
+from expertide.options import Options
+from expertide.prepare import prepare
 from expertide.settings import Settings
+from expertide.text.tokenizer import Tokenizer
 from hf_grouped import hf_config_dict, hf_model, write_tiny_gguf
 from hf_reference import decode_gguf
 
@@ -161,25 +164,42 @@ def streamed_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("policy", ["lfu", "lru", "random", "second-miss"])
-def test_streamed_is_resident_bit_for_bit(streamed_file: Path, kernels: str, policy: str) -> None:
-    settings = replace(Settings(), kernels=kernels, poison=True)
-    whole = _answer(streamed_file, settings=settings, prefill_chunk=16)
-    with LLM(streamed_file, settings=settings) as llm:
-        windows = expert_window_bytes(llm.prepared.catalog)
-        assert llm.prepared.plan.holds_all_experts
-        assert llm.tokenizer.pre_tokenizer == "qwen2"
+@pytest.fixture(scope="module")
+def resident(streamed_file: Path) -> dict[str, tuple[list[int], list[bytes], dict[str, Any]]]:
+    """What each implementation says with every expert in memory."""
+    return {
+        kernels: _answer(streamed_file, settings=Settings(kernels=kernels), prefill_chunk=16)
+        for kernels in ("native", "reference")
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernels", "policy"),
+    [("native", "lfu"), ("native", "lru"), ("native", "random"), ("native", "second-miss"), ("reference", "lfu")],
+)
+def test_streamed_is_resident_bit_for_bit(streamed_file: Path, resident: Any, kernels: str, policy: str) -> None:
+    settings = Settings(kernels=kernels, poison=True)
+    prepared = prepare(streamed_file, Options(context=256), settings)
+    assert prepared.plan.holds_all_experts
+    windows = expert_window_bytes(prepared.catalog)
     smallest = (4 + 2) * max(windows.values())
     assert smallest < sum(windows.values()) * 16 / 4
     tokens, logits, stats = _answer(
         streamed_file, settings=settings, prefill_chunk=16, expert_cache=smallest, cache_policy=policy
     )
-    assert tokens == whole[0]
-    different = [step for step, (a, b) in enumerate(zip(logits, whole[1], strict=True)) if a != b]
+    assert tokens == resident[kernels][0]
+    different = [step for step, (a, b) in enumerate(zip(logits, resident[kernels][1], strict=True)) if a != b]
     assert not different, f"logits differ first at step {different[0]}"
     assert stats["experts"]["decode"]["misses"] > 0
     assert stats["experts"]["prefill"]["evictions"] > 0
+
+
+def test_a_file_without_a_pre_tokenizer_gets_the_one_of_qwen(streamed_file: Path) -> None:
+    tokenizer = Tokenizer.from_files(open_model(streamed_file))
+    assert tokenizer.pre_tokenizer == "qwen2"
+    assert any("using 'qwen2'" in warning for warning in tokenizer.warnings)
+    ids = tokenizer.encode(PROMPT)
+    assert tokenizer.decode(ids) == PROMPT.replace("<|im_start|>", "").replace("<|im_end|>", "")
 
 
 def _answer(path: Path, **options: Any) -> tuple[list[int], list[bytes], dict[str, Any]]:
