@@ -189,18 +189,21 @@ def _attention(
 def _ffn(
     layer_id: int, config: GroupedConfig, parts: LayerWeights, kernels: Kernels, executor: ExpertExecutor
 ) -> FeedForward:
-    from expertide.models.layers.ffn import RoutedExperts
+    from expertide.models.layers.ffn import GatedSwiGLU, RoutedExperts
 
     blk = f"blk.{layer_id}."
     if layer_id not in config.moe_layers:
         return parts.swiglu(blk, "", kernels)
+    shared = None
+    if config.shared_inner:
+        gate_H = parts.vector(blk + "ffn_gate_inp_shexp.weight")
+        shared = GatedSwiGLU(parts.swiglu(blk, "_shexp", kernels), gate_H)
     return RoutedExperts(
         layer_id,
         config.router,
         router=parts.matrix(blk + "ffn_gate_inp.weight"),
         bias_E=None,
-        shared=parts.swiglu(blk, "_shexp", kernels) if config.shared_inner else None,
-        shared_gate_H=parts.vector(blk + "ffn_gate_inp_shexp.weight") if config.shared_inner else None,
+        shared=shared,
         executor=executor,
         kernels=kernels,
     )

@@ -31,11 +31,24 @@ class SwiGLU:
         return kernels.linear(inner_TF, self._down)
 
 
-class RoutedExperts:
-    """y = Σ_k weight_k * expert_k(x) + shared(x) [* sigmoid(shared_gate · x)].
+class GatedSwiGLU:
+    """sigmoid(gate · x) * mlp(x): a shared expert whose share each token decides.
 
-    The experts live elsewhere; `executor` runs them.
+    Source: Qwen2MoeSparseMoeBlock in transformers.
     """
+
+    def __init__(self, mlp: SwiGLU, gate_H: Tensor) -> None:
+        self._mlp = mlp
+        self._gate_H = gate_H
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        # A sum over each token's own row: a matrix product could give other bits beside other tokens.
+        share_T1 = torch.sigmoid((x_TH * self._gate_H).sum(dim=-1, keepdim=True))
+        return self._mlp.forward(x_TH, step) * share_T1
+
+
+class RoutedExperts:
+    """y = Σ_k weight_k * expert_k(x) + shared(x). The experts live elsewhere; `executor` runs them."""
 
     def __init__(
         self,
@@ -44,8 +57,7 @@ class RoutedExperts:
         *,
         router: QTensor,
         bias_E: Tensor | None,
-        shared: SwiGLU | None,
-        shared_gate_H: Tensor | None = None,
+        shared: FeedForward | None,
         executor: ExpertExecutor,
         kernels: Kernels,
     ) -> None:
@@ -54,7 +66,6 @@ class RoutedExperts:
         self._router = router
         self._bias_E = bias_E
         self._shared = shared
-        self._shared_gate_H = shared_gate_H
         self._executor = executor
         self._kernels = kernels
 
@@ -72,8 +83,5 @@ class RoutedExperts:
         if self._shared is None:
             return y_TH
         shared_TH = self._shared.forward(x_TH, step)
-        if self._shared_gate_H is not None:
-            # A sum over each token's own row: a matrix product could give other bits beside other tokens.
-            shared_TH = shared_TH * torch.sigmoid((x_TH * self._shared_gate_H).sum(dim=-1, keepdim=True))
         step.record(self._layer_id, "shared_experts", shared_TH)
         return y_TH + shared_TH
