@@ -110,8 +110,8 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     job.read = read;
     jobs.push_back(job);
   }
-  num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
   enqueue(jobs);
+  num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
 }
 
 void FileReader::read_many(const std::vector<ExactRead>& reads) {
@@ -145,8 +145,9 @@ void FileReader::enqueue(const std::vector<Job>& jobs) {
     std::lock_guard<std::mutex> lock(mutex_);
     is_refused = closed_;
     if (!is_refused) {
-      begin_busy(static_cast<int64_t>(jobs.size()));
+      // First what can run out of memory: a throw then leaves nothing behind.
       if (!is_serial_) queue_.insert(queue_.end(), jobs.begin(), jobs.end());
+      begin_busy(static_cast<int64_t>(jobs.size()));
     }
   }
   if (is_refused) {
@@ -216,6 +217,7 @@ void FileReader::end_busy() {
   if (--num_unfinished_ > 0) return;
   busy_ns_ +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - busy_since_).count();
+  idle_.notify_all();
 }
 
 ReadStats FileReader::stats() const {
@@ -247,7 +249,9 @@ void FileReader::close() {
     end(job, &failure);
   }
   for (std::thread& thread : threads) thread.join();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Reads may still run in threads that another close() is joining, or, serially, in a caller of submit.
+  idle_.wait(lock, [this] { return num_unfinished_ == 0; });
   for (auto& opened : files_) {
     for (int* fd : {&opened->direct_fd, &opened->buffered_fd}) {
       if (*fd >= 0) ::close(*fd);

@@ -74,7 +74,8 @@ class FileReader {
 
   ReadStats stats() const;
 
-  // Queued reads fail with ECANCELED, running ones finish, threads end, files close. May be called twice.
+  // Queued reads fail with ECANCELED, running ones finish, threads end, files close. May be called twice, also by two
+  // threads at once: each returns when no read is under way any more.
   void close();
 
   // For tests: the next `count` kernel reads that touch the range misbehave. error > 0: they fail with that errno
@@ -118,6 +119,7 @@ class FileReader {
   const bool is_serial_;
   mutable std::mutex mutex_;  // guards everything down to the threads
   std::condition_variable wake_;
+  std::condition_variable idle_;  // num_unfinished_ fell to zero
   std::deque<Job> queue_;
   bool closed_ = false;
   int64_t num_unfinished_ = 0;

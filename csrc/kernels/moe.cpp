@@ -51,6 +51,10 @@ namespace {
 // Assignments computed together: enough for a decode step's experts to share one pass, few enough to bound the memory.
 constexpr int64_t kBatchAssignments = 64;
 
+// Results of a decode step are below this and stay for the next one. Those of a prefill chunk go back to the system: kept,
+// they would come on top of the next layer's attention, and the plan counts the larger of the two, not their sum.
+constexpr size_t kKeptResultBytes = size_t{1} << 20;
+
 size_t as_size(int64_t n) { return static_cast<size_t>(n); }
 
 template <class T>
@@ -145,6 +149,8 @@ void MoeLayer::abort() {
 
 void MoeLayer::end_step() {
   workspace_->waiting.clear();
+  std::vector<float>& results = workspace_->results;
+  if (results.size() * sizeof(float) > kKeptResultBytes) std::vector<float>().swap(results);
   workspaces_->give_back(std::move(workspace_));
   workspace_.reset();
 }

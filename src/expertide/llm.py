@@ -10,20 +10,23 @@ Only this floor and those above know both text and engine. Any thread may call; 
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
+import psutil
+
 from expertide.engine.interrupt import Interrupt
 from expertide.engine.sampling import SamplingParams
 from expertide.errors import RequestError
 from expertide.options import Options
-from expertide.prepare import Prepared, prepare
+from expertide.prepare import THREAD_BYTES, Prepared, prepare, with_measured_interpreter
 from expertide.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,6 +108,7 @@ class LLM:
         # Torch loads here, after every refusal that needs no torch.
         from expertide.loading import load
 
+        self.prepared = with_measured_interpreter(self.prepared, self._interpreter_bytes())
         self._runtime = load(self.prepared, progress)
         self.load_s = time.perf_counter() - begin
 
@@ -148,6 +152,8 @@ class LLM:
         to its end or closed.
         """
         params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params: got {type(params).__name__}, expected SamplingParams")
         ids = self._prompt_ids(prompt)
         self._opened().engine.check_prompt(ids)
         return Stream(self, ids, params, keep_prefix)
@@ -159,7 +165,7 @@ class LLM:
             messages: {"role": "system"|"user"|"assistant", "content": "…"}.
 
         Raises:
-            RequestError: also for a model without a chat template, or a message that the template refuses.
+            RequestError: also for no messages, a model without a chat template, or a message that the template refuses.
         """
         return self._finish(self.stream_chat(messages, params))
 
@@ -171,7 +177,25 @@ class LLM:
 
     def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation as the model wants it, ready to be answered."""
+        if not messages:
+            raise RequestError(f"messages: found {messages!r}, expected at least one message")
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens in it included, with the begin-of-sequence token that the model wants.
+
+        Raises:
+            RequestError: no text, or so long that the context could not hold it however it is cut: such a text is not
+                even cut, which would take 200 bytes of memory for each of its own.
+        """
+        context = self.prepared.plan.context
+        # Finding the longest token takes a look at each of them, so ordinary prompts go past it.
+        if len(text) > 16 * context and len(text) > context * self.tokenizer.max_token_chars:
+            raise RequestError(
+                f"the prompt has {len(text):,} characters, the context is {context:,} tokens of at most "
+                f"{self.tokenizer.max_token_chars} (shorten it, or raise --context)"
+            )
         return self.tokenizer.encode(text)
 
     def loglikelihood(self, context: str, continuation: str) -> float:
@@ -182,9 +206,14 @@ class LLM:
         Raises:
             RequestError: an empty continuation, or both together longer than the context window.
         """
-        context_ids = self.tokenizer.encode(context)
+        if not isinstance(context, str) or not isinstance(continuation, str):
+            found = f"{type(context).__name__} and {type(continuation).__name__}"
+            raise RequestError(f"loglikelihood: got {found}, expected two texts")
+        if not continuation:
+            raise RequestError("loglikelihood: the continuation is empty, expected at least one character")
+        context_ids = self.encode(context)
         # Tokens are cut from the joined text, as they would be in a prompt; the border falls where the context's end.
-        ids = self.tokenizer.encode(context + continuation)
+        ids = self.encode(context + continuation)
         split = min(len(context_ids), len(ids) - 1)
         return sum(self.token_logprobs(ids[:split], ids[split:]))
 
@@ -248,14 +277,22 @@ class LLM:
 
         return Tokenizer.from_files(self.prepared.files, pre_tokenizer=options.pre_tokenizer)
 
+    def _interpreter_bytes(self) -> int:
+        """What the process takes before the first weight, without the tokenizer; threads are still to come."""
+        resident = int(psutil.Process().memory_info().rss)
+        return resident - self.prepared.plan.tokenizer_bytes + self.prepared.num_threads * THREAD_BYTES
+
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return self.encode(prompt)
         self._check_ids(prompt)
         return list(prompt)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         vocab_size = self.prepared.architecture.config.vocab_size
+        # Bytes are a sequence of whole numbers too, but whoever passes them means text.
+        if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Sequence):
+            raise RequestError(f"prompt: got {type(ids).__name__}, expected text or a sequence of token ids")
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise RequestError(f"token id {token_id!r}: expected a whole number from 0 to {vocab_size - 1:,}")
@@ -288,19 +325,25 @@ class Stream:
     def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, keep_prefix: bool) -> None:
         self.prompt_token_ids = prompt_ids
         self._llm = llm
-        self._params = params
-        self._keep_prefix = keep_prefix
-        self._output: Output | None = None
-        self._pieces: Iterator[str] | None = self._run()
+        self._answer = _Answer(llm, prompt_ids, params, keep_prefix)
+        self._pieces: Generator[str, None, None] | None = self._answer.pieces(weakref.ref(self))
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> str:
-        if self._pieces is None:
+        pieces = self._pieces
+        if pieces is None:
             raise StopIteration
+        if inspect.getgeneratorstate(pieces) == inspect.GEN_RUNNING:
+            raise RequestError("this stream is being read already; one thread at a time")
         with self._llm.interrupt:
-            return next(self._pieces)
+            try:
+                return next(pieces)
+            finally:
+                # Another thread has closed this stream while a token was computed.
+                if self._pieces is None:
+                    pieces.close()
 
     @property
     def output(self) -> Output:
@@ -309,25 +352,41 @@ class Stream:
         Raises:
             RequestError: the answer has not ended yet, or failed.
         """
-        if self._output is None:
+        if self._answer.output is None:
             raise RequestError("this answer has not ended; read the stream to its end or close it")
-        return self._output
+        return self._answer.output
 
     def close(self) -> None:
-        """End the answer now, with finish_reason "abort" unless it has ended already."""
-        if self._pieces is not None:
-            pieces, self._pieces = self._pieces, None
-            pieces.close()  # type: ignore[attr-defined]
+        """End the answer now, with finish_reason "abort" unless it has ended already.
+
+        While another thread reads it, the answer ends there with the token under way.
+        """
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None and inspect.getgeneratorstate(pieces) != inspect.GEN_RUNNING:
+            pieces.close()
 
     def __del__(self) -> None:
         # A stream that was dropped half-read must not keep other threads waiting for ever.
         self.close()
 
-    def _run(self) -> Iterator[str]:
+
+class _Answer:
+    """The work behind a `Stream`. It does not know the stream: one that is dropped must end at once, not when the
+    garbage collector finds a cycle."""
+
+    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, keep_prefix: bool) -> None:
+        self.output: Output | None = None
+        self._llm = llm
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._keep_prefix = keep_prefix
+
+    def pieces(self, stream: weakref.ref[Stream]) -> Generator[str, None, None]:
+        """Take the place at the engine, compute, give the place back."""
         llm = self._llm
         llm.interrupt.clear()
         runtime = llm._acquire()
-        llm._active = weakref.ref(self)
+        llm._active = stream
         try:
             yield from self._pieces_of(runtime)
         finally:
@@ -345,7 +404,7 @@ class Stream:
         stop_ids: frozenset[int] = frozenset() if params.ignore_eos else llm.tokenizer.stop_ids
         progress = llm._progress
         generation = runtime.engine.generate(
-            self.prompt_token_ids,
+            self._prompt_ids,
             params,
             stop_ids=stop_ids,
             should_stop=llm.interrupt,
@@ -373,7 +432,7 @@ class Stream:
         finally:
             generation.finish("abort")
             if generation.finish_reason != "error":
-                self._output = self._make_output(runtime, generation, "".join(shown), before, ttft_s)
+                self.output = self._make_output(runtime, generation, "".join(shown), before, ttft_s)
 
     def _make_output(self, runtime: Runtime, generation: Generation, text: str, before: Any, ttft_s: float) -> Output:
         from expertide import __version__
@@ -408,6 +467,6 @@ def _is_one_prompt(prompts: Any) -> bool:
     """Text, or a list of token ids; an empty list is a list of no prompts."""
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
         raise RequestError(f"prompt: got {type(prompts).__name__}, expected text, token ids, or a list of either")
     return len(prompts) > 0 and isinstance(prompts[0], int)

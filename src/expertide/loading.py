@@ -22,6 +22,7 @@ from expertide.experts.policies import make_policy
 from expertide.experts.stats import ExpertStats
 from expertide.formats.tensors import TensorInfo
 from expertide.kernels.qtensor import QTensor
+from expertide.memory import heap
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.reader import Reader
 from expertide.models.trace import Tracer
@@ -48,6 +49,7 @@ class Runtime:
 
     def _build(self, progress: Progress | None) -> None:
         prepared, settings = self.prepared, self.prepared.settings
+        heap.return_large_buffers()
         # Reference ops run on torch's threads; the native kernels have a pool of the same size.
         torch.set_num_threads(prepared.num_threads)
         if settings.kernels == "native":

@@ -7,9 +7,11 @@ No torch: `expertide plan` and every refusal end here.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expertide.errors import RequestError
@@ -26,9 +28,11 @@ from expertide.settings import Settings
 from expertide.text.sizes import tokenizer_bytes
 from expertide.units import MIB
 
-# Peak resident set of Python 3.11-3.13 with torch 2.6-2.13 (CPU), numpy, tokenizers and jinja2 imported and one small
-# operation run: 226-241 MiB on x86-64 Linux.
+# Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, x86-64
+# Linux. Builds of torch for CPUs: 226-241 MiB (Python 3.11-3.13, torch 2.6-2.13). For CUDA: 503 MiB (Python 3.12, torch
+# 2.11 with CUDA 13.0); such builds bring their own libraries, used or not.
 INTERPRETER_BYTES = 240 * MIB
+CUDA_INTERPRETER_BYTES = 500 * MIB
 # Stack, allocator arena and scratch of a worker.
 THREAD_BYTES = 1 * MIB
 _DEMO_MODEL = Path(__file__).parent / "data" / "demo-q4_k_m.gguf"
@@ -50,6 +54,7 @@ class Prepared:
     catalog: ExpertCatalog | None
     topology: Topology
     budget: RamBudget
+    needs: ModelNeeds
     plan: Plan
     options: Options
     settings: Settings
@@ -66,9 +71,14 @@ def model_path(name: str | Path) -> Path:
     """
     if str(name) == "demo":
         return _DEMO_MODEL
+    if not isinstance(name, str | Path):
+        raise RequestError(f"MODEL: got {type(name).__name__}, expected the path of a .gguf file or directory, or demo")
     if not str(name):
         raise RequestError("MODEL is empty; expected a .gguf file, a directory, or demo")
-    return Path(name).expanduser()
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~somebody without a home: then it is a name like any other
+        return Path(name)
 
 
 def prepare(model: str | Path, options: Options, settings: Settings | None = None) -> Prepared:
@@ -83,6 +93,11 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     if settings.kernels == "reference" and settings.cpu_isa != "auto":
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
     path = model_path(model)
+    if options.pre_tokenizer is not None:
+        # Here, because only this option needs the tokenizers package before the plan is made.
+        from expertide.text import pre_tokenizers
+
+        pre_tokenizers.find_asked(options.pre_tokenizer)
     files = open_model(path)
     architecture = registry.find(files)
     machine = topology.probe(files.files[0])
@@ -92,13 +107,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
-    plan = placement.plan(
-        needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype),
-        ram.budget_bytes,
-        context=options.context,
-        chunk=options.prefill_chunk,
-        expert_cache=options.expert_cache_bytes,
-    )
+    needs = needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype)
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
         files=files,
@@ -106,12 +115,38 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         catalog=catalog,
         topology=machine,
         budget=ram,
-        plan=plan,
+        needs=needs,
+        plan=_plan(needs, ram, options),
         options=options,
         settings=settings,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         warnings=(*files.warnings, *ram.warnings, *_warnings(machine, options)),
+    )
+
+
+def with_measured_interpreter(prepared: Prepared, interpreter_bytes: int) -> Prepared:
+    """The plan once more, when the process turns out to be larger than was assumed before its libraries were loaded.
+
+    A build of torch for GPUs takes more than one for CPUs, and so does a program that has other things in memory; the
+    experts get what is left, so that the budget stays a ceiling.
+
+    Raises:
+        BudgetError: it does not fit any more.
+    """
+    if interpreter_bytes <= prepared.needs.interpreter_bytes:
+        return prepared
+    needs = replace(prepared.needs, interpreter_bytes=interpreter_bytes)
+    return replace(prepared, needs=needs, plan=_plan(needs, prepared.budget, prepared.options))
+
+
+def _plan(needs: ModelNeeds, ram: RamBudget, options: Options) -> Plan:
+    return placement.plan(
+        needs,
+        ram.budget_bytes,
+        context=options.context,
+        chunk=options.prefill_chunk,
+        expert_cache=options.expert_cache_bytes,
     )
 
 
@@ -123,7 +158,7 @@ def needs_of(
     dtype_bytes = 4 if kv_dtype == "float32" else 2
     resident = sum(tensor.nbytes for tensor in architecture.resident_tensors())
     return ModelNeeds(
-        interpreter_bytes=INTERPRETER_BYTES + num_threads * THREAD_BYTES,
+        interpreter_bytes=_interpreter_bytes() + num_threads * THREAD_BYTES,
         tokenizer_bytes=tokenizer_bytes(config.vocab_size, num_merges),
         resident_bytes=resident,
         decoded_bytes=architecture.decoded_copy_bytes(dtype_bytes),
@@ -135,6 +170,19 @@ def needs_of(
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
     )
+
+
+def _interpreter_bytes() -> int:
+    """By the kind of torch that is installed, as its version file says: the plan does not import it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return INTERPRETER_BYTES
+    try:
+        version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return INTERPRETER_BYTES
+    is_cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]", version, re.MULTILINE) is not None
+    return CUDA_INTERPRETER_BYTES if is_cuda else INTERPRETER_BYTES
 
 
 def _num_merges(files: ModelFiles) -> int:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import broken_files
+
 PROGRAM = [sys.executable, "-m", "expertide"]
 QUESTION = "What is the capital of France?"
 TALE = "Long ago, in a small town by the sea, there was a young boy named Sam. His favourite thing was a yellow hat."
@@ -92,6 +94,12 @@ def test_a_usage_error_exits_with_2_and_names_the_flag(arguments: list[str], pat
         (["plan", "demo", "--context", "1000000"], "1,000,000.*2,048"),
         (["eval", "demo", "--suite", "no/such/suite"], "no/such/suite: cannot be read"),
         (["trace", "diff", "no/such/a", "no/such/b"], "no trace there"),
+        (["inspect", "m" * 300], "m: File name too long"),
+        (["inspect", "~no-such-user/model.gguf"], "~no-such-user/model.gguf: no such file"),
+        (["plan", "demo", "--json", "m" * 300], "m: cannot be written: File name too long"),
+        (["run", "demo", "-p", "x", "--json", "/proc/x.json"], "/proc/x.json: cannot be written: "),
+        (["plan", "demo", "--pre-tokenizer", "other"], "--pre-tokenizer other: known names are"),
+        (["run", "demo", "-p", "\udcff"], "-p: character 0 is not UTF-8 text"),
     ],
 )
 def test_what_cannot_be_done_exits_with_1_and_says_why(arguments: list[str], pattern: str):
@@ -110,6 +118,75 @@ def test_standard_input_that_is_not_text_is_refused():
     done = subprocess.run([*PROGRAM, "run", "demo"], input=b"\xff\xfe", capture_output=True, env=environment())
     assert done.returncode == 1
     assert b"standard input: byte 0 is not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "demo"], ["plan", "demo", "--json", "-"]])
+def test_a_full_disk_under_standard_output_is_named(arguments: list[str]):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, encoding="utf-8", timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "expertide: standard output: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closing", "code", "pattern"),
+    [
+        (["plan", "demo"], ">&-", 1, "standard output is closed"),
+        (["plan", "demo"], "2>&-", 0, "^$"),
+        (["plan", "demo"], "<&-", 0, "^$"),
+        (["plan", "demo"], "<&- >&- 2>&-", 1, "^$"),
+        (["run", "demo"], "<&-", 2, "no prompt"),
+        (["chat", "demo"], "<&-", 0, "/exit"),
+        (["inspect", "no/such/model"], "2>&-", 1, "^$"),
+    ],
+)
+def test_standard_streams_that_are_closed_never_give_a_traceback(
+    arguments: list[str], closing: str, code: int, pattern: str
+):
+    command = f'exec "$@" {closing}'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        env=environment(),
+    )
+    assert done.returncode == code, done.stderr
+    assert re.search(pattern, done.stderr) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_checking_a_json_target_leaves_nothing_behind(tmp_path: Path):
+    assert_refused(run("plan", "no/such/model", "--json", str(tmp_path / "x.json")), 1, "no/such/model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_inside_a_file_cannot_drive_the_terminal(tmp_path: Path):
+    path = tmp_path / "model.gguf"
+    evil = "\x1b[2J\x1b]0;title\x07"
+    entries = [
+        broken_files.entry(key, broken_files.STRING, text) for key, text in (("general.architecture", "x"), ("n", evil))
+    ]
+    tensors = (broken_files.tensor(f"blk.0.{evil}.weight", (64, 4), 0, 0),)
+    path.write_bytes(broken_files.gguf_bytes(entries=entries, tensors=tensors))
+    done = run("inspect", str(path), "--tensors", "--metadata")
+    assert "?[2J?]0;title?" in done.stdout
+    assert not set(done.stdout + done.stderr) & set("\x1b\x07")
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_without_cutting_it(tmp_path: Path):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("hello world\n" * 1_000_000, encoding="utf-8")
+    peak = "import resource, sys; from expertide.cli.main import run_command; code = run_command(sys.argv[1:]); " + (
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10); sys.exit(code)"
+    )
+    arguments = ["run", "demo", "--raw", "--prompt-file", str(prompt)]
+    done = subprocess.run([sys.executable, "-c", peak, *arguments], capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"the prompt has 12,000,000 characters, the context is 2,048 tokens of at most", done.stderr)
+    assert int(done.stdout) < 450  # cutting it into tokens takes 2 GiB
 
 
 def test_json_never_overwrites_a_file_that_is_no_json_object(tmp_path: Path):
@@ -278,6 +355,10 @@ def test_eval_scores_questions_and_measures_perplexity(tmp_path: Path):
         ("[]", "found a list, expected an object"),
         ("{}", "holds no questions"),
         ('{"a": [{"id": "x", "prompt": "y", "max_tokens": 4}]}', r"a\[0\].regex: found NoneType, expected str"),
+        (
+            '{"a": [{"id": "x", "prompt": "y", "max_tokens": 4, "regex": "a{99999999999}"}]}',
+            r"a\[0\].regex: .*too large",
+        ),
         ('{"a": [{"id": "x", "prompt": "y", "max_tokens": 4, "regex": "("}]}', r"a\[0\].regex: .*unterminated"),
     ],
 )

@@ -7,6 +7,7 @@ import gc
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,79 @@ def test_requests_that_cannot_run_are_refused_and_name_both_numbers(llm: LLM):
         llm.generate([1, 4096], SMALL)
     with pytest.raises(RequestError, match="got NoneType"):
         llm.generate(None, SMALL)
+
+
+@pytest.mark.parametrize(
+    "prompts", [5, b"bytes", [b"bytes"], [None], ["a", None], [1.5], {"a": 1}, [{"a": 1}], iter("a"), {1, 2}, [True]]
+)
+def test_what_is_no_prompt_is_refused_by_its_type(llm: LLM, prompts: Any):
+    with pytest.raises(RequestError, match=r"^(prompt: got|token id)"):
+        llm.generate(prompts, SMALL)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user", "content": "hi"}, [], iter([])])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any):
+    with pytest.raises(RequestError, match=r"^messages: "):
+        llm.chat(messages, SMALL)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": 5}, {"stop": {"a": 1}}, {"logit_bias": [1]}, {"logit_bias": 5}, {"ignore_eos": "no"}]
+    + [{"temperature": value} for value in (10**400, float("nan"), "0", None, True)],
+)
+def test_sampling_parameters_of_the_wrong_type_are_refused_by_name(fields: dict[str, Any]):
+    with pytest.raises(RequestError, match=rf"^{next(iter(fields))}: "):
+        SamplingParams(**fields)
+
+
+def test_parameters_and_models_of_the_wrong_type_are_refused(llm: LLM):
+    with pytest.raises(RequestError, match="params: got dict, expected SamplingParams"):
+        llm.generate(PROMPT, {"max_tokens": 3})  # type: ignore[call-overload]
+    for model in (None, 5, b"demo"):
+        with pytest.raises(RequestError, match=f"MODEL: got {type(model).__name__}"):
+            LLM(model)  # type: ignore[arg-type]
+
+
+def test_an_empty_continuation_has_no_likelihood(llm: LLM):
+    """The last token of the context was scored in its place."""
+    with pytest.raises(RequestError, match="the continuation is empty"):
+        llm.loglikelihood("The capital of France is", "")
+    with pytest.raises(RequestError, match="expected two texts"):
+        llm.loglikelihood(None, "a")  # type: ignore[arg-type]
+
+
+def test_a_dropped_stream_ends_at_once_without_the_garbage_collector(llm: LLM, right: dict[str, str]):
+    gc.disable()
+    try:
+        stream = llm.stream(STORY, SMALL)
+        next(stream)
+        del stream
+        assert llm.generate(PROMPT, SMALL).text == right[PROMPT]
+    finally:
+        gc.enable()
+
+
+def test_a_stream_is_read_by_one_thread_and_may_be_closed_by_another(llm: LLM, right: dict[str, str]):
+    stream = llm.stream(STORY, SamplingParams(max_tokens=200, ignore_eos=True))
+    entered, go_on = threading.Event(), threading.Event()
+    llm._progress = lambda *_: (entered.set(), go_on.wait(30))
+    pieces: list[str] = []
+    reader = threading.Thread(target=lambda: pieces.extend(stream))
+    try:
+        reader.start()
+        assert entered.wait(30)
+        with pytest.raises(RequestError, match="is being read already"):
+            next(stream)
+        stream.close()
+    finally:
+        llm._progress = None
+        go_on.set()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert stream.output.finish_reason == "abort"
+    assert len(pieces) <= 1
+    assert llm.generate(PROMPT, SMALL).text == right[PROMPT]
 
 
 def test_a_closed_llm_says_so_and_closing_twice_is_fine():

@@ -65,6 +65,22 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, tuple[int, ..
     "a selection bias beside softmax": (
         {}, (), {"blk.1.exp_probs_b.bias": (8,), "blk.2.exp_probs_b.bias": (8,)}, UnsupportedError, "selection bias",
     ),
+    "fewer layers than the file holds": ({"block_count": 2}, (), {}, UnsupportedError, "no use here for blk.2."),
+    "more drafts than layers": ({"nextn_predict_layers": 3}, (), {}, FormatError, "0 layers"),
+    "an epsilon beyond float32": (
+        {"attention.layer_norm_rms_epsilon": 1e30}, (), {}, FormatError, "norm epsilon 1e.30, expected",
+    ),
+    "a rope base beyond all bounds": ({"rope.freq_base": 1e30}, (), {}, FormatError, "rope base 1e.30, expected"),
+    "a YaRN factor that shrinks": ({"rope.scaling.factor": 1e-9}, (), {}, FormatError, "YaRN factor 1e-09, expected"),
+    "an absurd YaRN border": (
+        {"rope.scaling.yarn_beta_fast": 1e30}, (), {}, FormatError, "YaRN beta_fast 1e.30, expected",
+    ),
+    "an attention scale beyond float32": (
+        {"rope.scaling.yarn_log_multiplier": 1e30}, (), {}, FormatError, "attention scale .*, expected",
+    ),
+    "expert weights without a bound": (
+        {"expert_weights_scale": 1e30}, (), {}, FormatError, "scale of expert weights 1e.30, expected",
+    ),
     "a selection bias in one layer": ({}, (), {"blk.1.exp_probs_b.bias": (8,)}, FormatError, "layer 2 has none"),
 }  # fmt: skip
 
@@ -116,6 +132,8 @@ def test_another_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> 
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope scaling type 'longrope'"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None"),
+        ({"rms_norm_eps": -1.0}, "norm epsilon -1, expected"),
+        ({"routed_scaling_factor": 1e300}, "scale of expert weights 1e.300, expected"),
     ],
 )
 def test_unknown_values_of_config_json_are_refused_by_name(fields: dict[str, Any], words: str) -> None:

@@ -40,6 +40,8 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, tuple[int, ..
     "no epsilon": ({"attention.layer_norm_rms_epsilon": None}, (), {}, FormatError, "layer_norm_rms_epsilon"),
     "too many experts per token": ({"expert_used_count": 9}, (), {}, UnsupportedError, "9 experts per token of 8"),
     "lying expert count": ({"expert_count": 4_000_000}, (), {}, FormatError, "expected .4,000,000, 64."),
+    "absurd epsilon": ({"attention.layer_norm_rms_epsilon": 2.0}, (), {}, FormatError, "norm epsilon 2, expected"),
+    "absurd rope base": ({"rope.freq_base": 1e30}, (), {}, FormatError, "rope base 1e.30, expected"),
     "no experts": ({"expert_count": 0}, (), {}, FormatError, "expert_count"),
     "wrong width": ({"embedding_length": 32}, (), {}, FormatError, "token_embd.weight has shape .160, 64., expected"),
     "billions of layers": ({"block_count": 2_000_000_000}, (), {}, FormatError, "says 2,000,000,000 layers"),

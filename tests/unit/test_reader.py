@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,30 @@ def test_windows_are_checked_before_anything_is_queued(path: Path) -> None:
     reader.close()
     with pytest.raises(ReadFailed):
         reader.read(0, 0, 1, 4096)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_close_waits_for_running_reads_whoever_runs_them(path: Path, content: bytes, serial: bool) -> None:
+    """A second close, or one beside a serial read, took the descriptors from under the reads: errno 9."""
+    for _ in range(20):
+        reader = Reader([path], [len(content)], num_threads=4, serial=serial)
+        outcomes: list[int] = []
+        has_begun = threading.Event()
+
+        def read(reader: Reader = reader, outcomes: list[int] = outcomes, begun: threading.Event = has_begun) -> None:
+            dest = np.zeros(len(content), np.uint8)
+            begun.set()
+            try:
+                reader.native.read_many([(0, 0, len(content), dest.ctypes.data)] * 3)
+                outcomes.append(0 if dest.tobytes() == content else -1)
+            except ReadFailed as error:
+                outcomes.append(error.errno)
+
+        threads = [threading.Thread(target=read)] + [threading.Thread(target=reader.native.close) for _ in range(2)]
+        threads[0].start()
+        has_begun.wait()
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes[0] in (0, errno.ECANCELED)

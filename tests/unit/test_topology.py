@@ -78,6 +78,22 @@ def test_in_a_container_the_mounted_group_is_the_own_one(tmp_path: Path) -> None
     assert probe(root=root, cpus=frozenset({0})).ram_available_bytes == 2 * GIB - 256 * MIB
 
 
+def test_a_version_1_limit_above_what_a_container_sees_counts(tmp_path: Path) -> None:
+    """A pod's limit lies on a group outside the container: its own group has none, yet the kernel kills."""
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/pod/abc\n",
+            "proc/self/mountinfo": V1_MOUNT.format(root="/pod/abc"),
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
+            "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {4 * GIB}\ntotal_inactive_file 0\n",
+        },
+    )
+    topology = probe(root=root, cpus=frozenset({0}))
+    assert (topology.ram_total_bytes, topology.ram_available_bytes) == (4 * GIB, 3 * GIB)
+
+
 def test_memory_high_is_a_limit(tmp_path: Path) -> None:
     root = machine(
         tmp_path,

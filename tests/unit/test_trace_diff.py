@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,40 @@ def _run(path: Path, dump: Path) -> None:
     model.forward(torch.tensor([3, 1, 4, 1, 5]), cache, "prefill", tracer)
     model.forward(torch.tensor([9]), cache, "decode", tracer)
     tracer.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mean": "1"}, {"absmax": None}, {"first": [None]}, {"first": 5}, {"shape": 5}, {"sha256": 5}, {"layer": "a"}],
+)
+def test_a_line_with_a_field_of_the_wrong_type_is_no_trace_line(
+    two_runs: tuple[Path, Path], change: dict[str, object]
+) -> None:
+    trace = two_runs[1] / FILE_NAME
+    first, *rest = trace.read_text(encoding="utf-8").splitlines(keepends=True)
+    trace.write_text("".join([json.dumps(json.loads(first) | change) + "\n", *rest]), encoding="utf-8")
+    with pytest.raises(FormatError, match="line 1 is no trace line"):
+        first_difference(*two_runs)
+
+
+def test_numbers_that_one_trace_lacks_are_a_difference(two_runs: tuple[Path, Path]) -> None:
+    trace = two_runs[1] / FILE_NAME
+    first, *rest = trace.read_text(encoding="utf-8").splitlines(keepends=True)
+    line = json.loads(first) | {"sha256": "0", "first": []}
+    trace.write_text("".join([json.dumps(line) + "\n", *rest]), encoding="utf-8")
+    found = first_difference(*two_runs, tolerance=1.0)
+    assert found is not None and found.line == 1
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"[" * 100_000, b"\0" * 200_000, b"{" + b" " * 200_000 + b"}"])
+def test_what_is_no_text_or_without_lines_is_no_trace(two_runs: tuple[Path, Path], content: bytes) -> None:
+    (two_runs[1] / FILE_NAME).write_bytes(content)
+    with pytest.raises(FormatError, match="line 1 is no trace line"):
+        first_difference(*two_runs)
+
+
+def test_a_pipe_in_place_of_a_trace_is_refused_without_waiting(two_runs: tuple[Path, Path]) -> None:
+    (two_runs[1] / FILE_NAME).unlink()
+    os.mkfifo(two_runs[1] / FILE_NAME)
+    with pytest.raises(FormatError, match="is no regular file"):
+        first_difference(*two_runs)

@@ -79,6 +79,8 @@ def _answer(
 
 def _read_line() -> str | None:
     """The next line; None at the end of the input. Ctrl-C here ends the program."""
+    if sys.stdin is None:  # closed by the caller
+        return None
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     try:
         if is_terminal:

@@ -114,8 +114,15 @@ def evaluate(llm: LLM, suite: Suite, progress: ProgressBars) -> dict[str, Any]:
             step()
         tokens = sum(text["tokens"] for text in texts)
         mean = sum(text["nll"] * text["tokens"] for text in texts) / tokens
-        facts["perplexity"] = {"texts": texts, "tokens": tokens, "mean_nll": mean, "perplexity": math.exp(mean)}
+        facts["perplexity"] = {"texts": texts, "tokens": tokens, "mean_nll": mean, "perplexity": _perplexity(mean)}
     return facts
+
+
+def _perplexity(mean_nll: float) -> float:
+    try:
+        return math.exp(mean_nll)
+    except OverflowError:  # 710 nats a token: no language model, but a number all the same
+        return math.inf
 
 
 def nll_of(llm: LLM, text: str) -> dict[str, Any]:
@@ -177,7 +184,7 @@ def _question(path: Path, where: str, item: object) -> Question:
     max_tokens = _field(path, where, item, "max_tokens", int)
     try:
         pattern = re.compile(regex)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: {where}.regex: {error}") from None
     if not 1 <= max_tokens <= 1 << 20:
         raise FormatError(f"{path}: {where}.max_tokens: found {max_tokens}, expected 1 or more")

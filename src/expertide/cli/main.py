@@ -7,12 +7,16 @@ a slow machine) must end as quietly as any other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+# What a disk says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,6 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Run one command line; the exit code."""
+    # Standard streams that the caller has closed are None here, and the next file to be opened would get their number.
+    if sys.stderr is None:
+        sys.stderr = _to_nowhere(2)
+    if sys.stdout is None:
+        print("expertide: standard output is closed; to run without an answer, send it to /dev/null", file=sys.stderr)
+        return FAILED
     import typer
 
     from expertide.cli.commands import app
@@ -62,14 +72,35 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
     except (ReaderGoneError, BrokenPipeError):
-        # Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return DONE
     except MemoryError:
         note("expertide: out of memory; lower --ram, --context or --prefill-chunk")
         return FAILED
     except Exception as error:
+        # Text of the parser itself, such as --help, does not go through `emit`.
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            _forget_output()
+            note(f"expertide: standard output: cannot be written: {error.strerror}")
+            return FAILED
         return _unexpected(error)
+
+
+def _to_nowhere(descriptor: int) -> TextIO:
+    """A stream in the place of one that was closed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere < descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        nowhere = descriptor
+    return os.fdopen(nowhere, "w", encoding="utf-8")
+
+
+def _forget_output() -> None:
+    """What standard output did not take is dropped: Python would complain once more when it flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _ended(code: int) -> int:
@@ -102,7 +133,7 @@ def _unexpected(error: Exception) -> int:
 
 def _short(text: str) -> str:
     """At most two lines and 2,000 characters: file names and metadata inside a message can be anything."""
-    lines = [
-        "".join(char if char.isprintable() else "?" for char in line) for line in text.splitlines() if line.strip()
-    ]
+    from expertide.cli.output import one_line
+
+    lines = [one_line(line) for line in text.splitlines() if line.strip()]
     return "\n".join(lines[:2])[:2000] or "failed"

@@ -14,8 +14,13 @@ from expertide.errors import RequestError, StorageError
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One or two lines on stderr. What a file or a template has put into them cannot drive the terminal."""
+    print("\n".join(one_line(line) for line in text.splitlines()), file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """`text` with "?" for control characters."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 class ReaderGoneError(Exception):
@@ -27,6 +32,7 @@ def emit(text: str) -> None:
 
     Raises:
         ReaderGoneError: nobody reads any more. (Typer would turn a BrokenPipeError into exit code 1.)
+        OSError: standard output takes no more, as on a full disk.
     """
     try:
         sys.stdout.write(text)
@@ -36,8 +42,8 @@ def emit(text: str) -> None:
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Two columns, the first padded."""
-    rows = list(rows)
+    """Two columns, the first padded. Names in a file can be anything, so control characters are shown as "?"."""
+    rows = [(one_line(name), one_line(value)) for name, value in rows]
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
 
@@ -66,18 +72,29 @@ class JsonTarget:
             except OSError as error:
                 raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from None
 
+    @classmethod
+    def _check(cls, path: Path) -> None:
+        try:
+            if path.is_dir():
+                raise RequestError(f"--json {path}: is a directory, expected a file to write")
+            if not path.absolute().parent.is_dir():
+                raise RequestError(f"--json {path}: the directory {path.absolute().parent} does not exist")
+            if not path.exists():
+                # Whether it can be made is known when it was made: rights, names and file systems have many rules.
+                path.open("xb").close()
+                path.unlink()
+            elif path.is_file():
+                cls._check_overwritten(path)
+        except OSError as error:
+            raise StorageError(f"--json {path}: cannot be written: {error.strerror}") from None
+
     @staticmethod
-    def _check(path: Path) -> None:
-        if path.is_dir():
-            raise RequestError(f"--json {path}: is a directory, expected a file to write")
-        if not path.absolute().parent.is_dir():
-            raise RequestError(f"--json {path}: the directory {path.absolute().parent} does not exist")
-        if path.is_file() and path.stat().st_size > 0:
-            with path.open("rb") as file:
-                start = file.read(1)
-            # Results are JSON objects; anything else that lies there is not ours to overwrite (a model, for one).
-            if start != b"{":
-                raise RequestError(f"--json {path}: exists and is no JSON object; it will not be overwritten")
+    def _check_overwritten(path: Path) -> None:
+        with path.open("r+b") as file:
+            start = file.read(1)
+        # Results are JSON objects; anything else that lies there is not ours to overwrite (a model, for one).
+        if start not in (b"", b"{"):
+            raise RequestError(f"--json {path}: exists and is no JSON object; it will not be overwritten")
 
 
 class ProgressBars(AbstractContextManager["ProgressBars"]):

@@ -75,16 +75,28 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         text = _decoded(sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1), "standard input")
     if not text:
         raise RequestError("the prompt is empty")
+    check_is_text("-p" if prompt_file is None else prompt_file, text)
     return text
+
+
+def check_is_text(source: str, text: str) -> None:
+    """Refuse what came as bytes that are no UTF-8, before a model is loaded for it.
+
+    Raises:
+        RequestError: the text holds such a byte.
+    """
+    for position, char in enumerate(text):
+        if "\ud800" <= char <= "\udfff":
+            raise RequestError(f"{source}: character {position:,} is not UTF-8 text")
 
 
 def prompt_ids(llm: LLM, text: str, *, raw: bool) -> list[int]:
     """Token ids of a prompt: one user message of the chat template, or the text itself."""
     if raw:
-        return llm.tokenizer.encode(text)
+        return llm.encode(text)
     if not llm.tokenizer.has_chat_template:
         note("note: the model has no chat template; the prompt is continued as it is (as with --raw)")
-        return llm.tokenizer.encode(text)
+        return llm.encode(text)
     return llm.chat_prompt_ids([{"role": "user", "content": text}])
 
 

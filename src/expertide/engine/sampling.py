@@ -50,8 +50,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
+        elif self.stop is None or isinstance(self.stop, list):
             object.__setattr__(self, "stop", tuple(self.stop or ()))
+        elif not isinstance(self.stop, tuple):
+            raise RequestError(f"stop: got {type(self.stop).__name__}, expected a text or a list of texts")
         if len(self.stop) > MAX_STOPS or not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError(f"stop: expected at most {MAX_STOPS} texts, none of them empty")
         _whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -64,6 +66,10 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.seed is not None:
             _whole("seed", self.seed, 0, (1 << 64) - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos: got {self.ignore_eos!r}, expected True or False")
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise RequestError(f"logit_bias: got {type(self.logit_bias).__name__}, expected a mapping of token ids")
         for token_id, bias in (self.logit_bias or {}).items():
             _whole("logit_bias token id", token_id, 0, MAX_TOKENS)
             _number(f"logit_bias of token {token_id}", bias, -1e6, 1e6)
@@ -158,6 +164,7 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):  # type: ignore[arg-type, operator]
+    # The comparisons refuse NaN too, and do not fail on whole numbers beyond every float.
+    if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         bound = f"above {low:g}" if open_low else f"from {low:g}"
         raise RequestError(f"{name}: got {value!r}, expected a number {bound} to {high:g}")

@@ -20,7 +20,7 @@ def open_model_at(path: Path) -> ModelFiles:
     """`open_model` without the package's front door."""
     try:
         is_directory = path.is_dir()
-    except ValueError:  # a zero byte in the path, on Python 3.11 and 3.12
+    except (OSError, ValueError):  # a name too long; a zero byte in the path, on Python 3.11 and 3.12
         is_directory = False
     if is_directory:
         return _open_directory(path)

@@ -222,7 +222,8 @@ def _memory_limits(root: Path) -> list[MemoryLimit]:
 def _limit_of(version: int, group: Path) -> MemoryLimit | None:
     stat = _fields(_read(group / "memory.stat") or "")
     if version == 1:
-        bounds = [_read_int(group / "memory.limit_in_bytes")]
+        # The second one is the least of all groups above, some of which a container may not see.
+        bounds = [_read_int(group / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit")]
         used = _read_int(group / "memory.usage_in_bytes")
         # `total_` counts the groups below too, as the usage does.
         cache = ["total_inactive_file", "total_active_file"]

@@ -12,6 +12,7 @@ from expertide.errors import FormatError, UnsupportedError
 from expertide.formats.metadata import Metadata
 from expertide.formats.tensors import ModelFiles
 from expertide.kernels.rope import RopePairs, RopeSpec, YarnSpec, yarn_magnitude
+from expertide.kernels.router import RouterSpec
 
 
 class GgufKeys:
@@ -214,3 +215,30 @@ def hf_rope(config: Mapping[str, object], rope_dim: int, *, pairs: RopePairs = "
     if mscale and mscale_all_dim:
         magnitude = yarn_magnitude(yarn.factor, mscale) / yarn_magnitude(yarn.factor, mscale_all_dim)
     return RopeSpec(rope_dim, theta, yarn, magnitude, pairs)
+
+
+def check_numbers(
+    source: str, norm_eps: float, rope: RopeSpec, attention_scale: float, router: RouterSpec | None
+) -> None:
+    """Refuse numbers far outside every model: with them angles overflow, or answers are noise without a word.
+
+    Raises:
+        FormatError: names `source` and the number.
+    """
+    ranges: list[tuple[str, float, float, float]] = [
+        ("norm epsilon", norm_eps, 1e-30, 1.0),
+        ("rope base", rope.theta, 1.0 + 1e-6, 1e15),
+        ("factor on cos and sin", rope.magnitude, 1e-4, 1e4),
+        ("attention scale", attention_scale, 1e-6, 1e4),
+    ]
+    if (yarn := rope.yarn) is not None:
+        ranges += [
+            ("YaRN factor", yarn.factor, 1.0, 1e6),
+            ("YaRN beta_fast", yarn.beta_fast, 1e-6, 1e6),
+            ("YaRN beta_slow", yarn.beta_slow, 1e-6, 1e6),
+        ]
+    if router is not None:
+        ranges.append(("scale of expert weights", router.scale, 1e-6, 1e6))
+    for name, value, low, high in ranges:
+        if not low <= value <= high:
+            raise FormatError(f"{source}: {name} {value:g}, expected {low:g} to {high:g}")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from expertide.formats.metadata import Metadata
 from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
 from expertide.kernels import tiles
 from expertide.models.deepseek_v2_config import DeepseekV2Config, tiny_config
@@ -124,9 +125,12 @@ class DeepseekV2Architecture:
         # Queries and their parts, the attended values before and after joining tiles.
         attention += 4 * chunk * config.num_heads * (2 * config.head_dim + 2 * config.value_dim)
         widest = max(config.dense_inner, config.moe_inner * max(config.num_shared_experts, 1))
-        ffn = 4 * chunk * 4 * widest + tiles.decoding_bytes()  # gate, up, silu(gate), the product
+        ffn = 4 * chunk * 3 * widest  # gate, up, the product
         if config.router is not None:
-            ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts)
+            # Every (token, k) result; the logits and what sorts them; one expert's own rows, at worst all tokens'.
+            results = config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts
+            ffn = max(ffn, 4 * chunk * (results + 2 * config.hidden_size + 3 * config.moe_inner))
+        ffn += tiles.decoding_bytes()
         streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
         head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
         return max(attention, ffn, head) + streams
@@ -317,8 +321,11 @@ def _find_tensors(files: ModelFiles, config: DeepseekV2Config) -> _Tensors:
         if config.num_shared_experts:
             take_swiglu(take, blk, "_shexp", hidden, config.moe_inner * config.num_shared_experts)
         experts[layer_id] = take_experts(directory, blk, config.num_experts, inner=config.moe_inner, hidden=hidden)
-    # Draft layers (multi-token prediction) come after the model's own and are not used.
-    directory.ignore(name for name in files.tensors if layer_of(name) >= config.num_layers)
+    # Draft layers (multi-token prediction) come after the model's own and are not used; they are as many as the key
+    # says, so that a wrong number of layers does not leave half a model out.
+    num_drafts = Metadata.of(files).int("deepseek2.nextn_predict_layers", default=0)
+    drafts = range(config.num_layers, config.num_layers + num_drafts)
+    directory.ignore(name for name in files.tensors if layer_of(name) in drafts)
     directory.refuse_leftovers()
     return _Tensors(resident, experts, is_joint)
 

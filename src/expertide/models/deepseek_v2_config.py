@@ -17,6 +17,7 @@ from expertide.kernels.router import RouterSpec, Score
 from expertide.models.config_values import (
     GgufKeys,
     JsonFields,
+    check_numbers,
     gguf_moe_inner,
     gguf_num_layers,
     gguf_rope_base,
@@ -90,7 +91,7 @@ class DeepseekV2Config:
             FormatError: a key is missing, of the wrong type, or contradicts another or the tensors.
             UnsupportedError: a value that has no code here.
         """
-        return _from_gguf(files)
+        return _checked(_from_gguf(files), str(files.files[0]))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> DeepseekV2Config:
@@ -100,7 +101,7 @@ class DeepseekV2Config:
             FormatError: a field is missing or of the wrong type.
             UnsupportedError: a value that has no code here.
         """
-        return _from_hf(config)
+        return _checked(_from_hf(config), "config.json")
 
 
 def tiny_config(**overrides: object) -> DeepseekV2Config:
@@ -133,6 +134,11 @@ def attention_scale(head_dim: int, yarn: YarnSpec | None, *, mscale_all_dim: flo
     """1/sqrt(N + C), times m(factor, mscale_all_dim)² under YaRN."""
     m = yarn_magnitude(yarn.factor, mscale_all_dim) if yarn else 1.0
     return m * m / math.sqrt(head_dim)
+
+
+def _checked(config: DeepseekV2Config, source: str) -> DeepseekV2Config:
+    check_numbers(source, config.norm_eps, config.rope, config.attention_scale, config.router)
+    return config
 
 
 def _from_gguf(files: ModelFiles) -> DeepseekV2Config:

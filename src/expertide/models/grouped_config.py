@@ -17,6 +17,7 @@ from expertide.kernels.router import RouterSpec
 from expertide.models.config_values import (
     GgufKeys,
     JsonFields,
+    check_numbers,
     gguf_moe_inner,
     gguf_num_layers,
     gguf_rope_base,
@@ -165,7 +166,7 @@ def read_gguf(files: ModelFiles, family: Family) -> GroupedConfig:
     if not moe_layers:
         # The first one stands for all of them: the message about tensors gives the names that are there.
         moe_layers = (0,)
-    return GroupedConfig(
+    config = GroupedConfig(
         num_layers=num_layers,
         hidden_size=hidden_size,
         vocab_size=gguf_vocab_size(keys, files),
@@ -181,6 +182,8 @@ def read_gguf(files: ModelFiles, family: Family) -> GroupedConfig:
         norm_eps=keys.positive_float("attention.layer_norm_rms_epsilon"),
         shared_inner=_gguf_shared_inner(keys, files, moe_layers[0]) if family.has_shared_expert else 0,
     )
+    check_numbers(keys.file, config.norm_eps, config.rope, config.attention_scale, config.router)
+    return config
 
 
 def _gguf_head_dim(keys: GgufKeys, hidden_size: int, num_heads: int) -> int:
@@ -254,7 +257,7 @@ def read_hf(config: Mapping[str, object], family: Family) -> GroupedConfig:
             "and a divisor of the heads"
         )
     moe_layers = _hf_moe_layers(config, num_layers)
-    return GroupedConfig(
+    read = GroupedConfig(
         num_layers=num_layers,
         hidden_size=hidden_size,
         vocab_size=fields.positive("vocab_size"),
@@ -275,6 +278,8 @@ def read_hf(config: Mapping[str, object], family: Family) -> GroupedConfig:
         norm_eps=fields.number("rms_norm_eps", default=1e-6),
         shared_inner=fields.positive("shared_expert_intermediate_size") if family.has_shared_expert else 0,
     )
+    check_numbers("config.json", read.norm_eps, read.rope, read.attention_scale, read.router)
+    return read
 
 
 def _hf_moe_layers(config: Mapping[str, object], num_layers: int) -> tuple[int, ...]:

@@ -80,11 +80,12 @@ class GroupedArchitecture:
         # While attending: rotated queries, keys, values, and the result before and after joining tiles. While rotating:
         # queries as made, normed, rotated, and the four products of the rotation (each half as wide).
         attention = max(tiled + 4 * chunk * (3 * q + 2 * kv), tiles.decoding_bytes() + 4 * chunk * (5 * q + kv))
-        widest = max(config.dense_inner, config.shared_inner)
-        ffn = 4 * chunk * 4 * widest + tiles.decoding_bytes()  # gate, up, silu(gate), the product
-        # What attention has freed lies in pieces too small for the experts' results, and stays with the process.
-        # Measured with heads of Qwen3-30B-A3B, 512 tokens after none and after 6,000: 77 to 102 MiB; counted here: 103.
-        ffn += 4 * chunk * (config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts) + tiled
+        # Every (token, k) result; the logits and what sorts them; one expert's own rows, at worst all tokens'. A shared
+        # or dense MLP: gate, up, the product. Measured with heads of Qwen3-30B-A3B and chunks of 512: 59 to 70 MiB in
+        # all, of 85 counted here.
+        results = config.num_experts_per_tok * config.hidden_size + 4 * config.num_experts
+        ffn = max(results + 2 * config.hidden_size + 3 * config.moe_inner, 3 * config.dense_inner)
+        ffn = 4 * chunk * max(ffn, config.hidden_size + 3 * config.shared_inner) + tiles.decoding_bytes()
         streams = 4 * chunk * 5 * config.hidden_size  # residual before and after, normed, two layer outputs
         head = 4 * config.vocab_size * 2 + tiles.decoding_bytes()
         return max(attention, ffn, head) + streams

@@ -16,7 +16,9 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from types import UnionType
 from typing import IO, TYPE_CHECKING, cast
 
 from expertide.errors import FormatError, StorageError
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 FILE_NAME = "trace.jsonl"
 NO_LAYER = -1
 NUM_FIRST = 8
+# A line has about 400 bytes.
+_MAX_LINE_BYTES = 1 << 16
+_FIELDS: dict[str, type | UnionType] = {
+    "step": int, "phase": str, "position": int, "layer": int, "op": str, "shape": list, "sha256": str,
+    "mean": int | float, "absmax": int | float, "first": list,
+}  # fmt: skip
 
 
 class Tracer:
@@ -121,7 +129,8 @@ def _compare(a: dict[str, object], b: dict[str, object], tolerance: float) -> st
     if a["sha256"] == b["sha256"]:
         return None
     numbers_a, numbers_b = _numbers(a), _numbers(b)
-    gaps = [abs(x - y) for x, y in zip(numbers_a, numbers_b, strict=True)]
+    # Of equal shapes there are equally many numbers; a file that lies about it differs at the one that is missing.
+    gaps = [abs(x - y) for x, y in zip_longest(numbers_a, numbers_b, fillvalue=math.nan)]
     gap = max((g if math.isfinite(g) else math.inf for g in gaps), default=0.0)
     size = max(abs(numbers_a[1]), abs(numbers_b[1]))
     if tolerance > 0 and gap <= tolerance * size:
@@ -146,16 +155,31 @@ def _numbers(line: dict[str, object]) -> list[float]:
 def _lines(directory: Path) -> Iterator[dict[str, object]]:
     path = directory / FILE_NAME
     try:
-        file = path.open(encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise FormatError(f"{path}: is no regular file, expected a trace")
+        file = path.open("rb")
     except OSError as error:
         raise StorageError(f"{path}: no trace there: {error.strerror}") from None
-    keys = {"step", "phase", "position", "layer", "op", "shape", "sha256", "mean", "absmax", "first"}
     with file:
-        for number, text in enumerate(file, start=1):
+        for number, text in enumerate(_bounded_lines(file, path), start=1):
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 line = None
-            if not isinstance(line, dict) or keys - line.keys():
+            if not _is_trace_line(line):
                 raise FormatError(f"{path}: line {number:,} is no trace line")
             yield line
+
+
+def _bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        while text := file.readline(_MAX_LINE_BYTES):
+            yield text
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _is_trace_line(line: object) -> bool:
+    if not isinstance(line, dict) or any(not isinstance(line.get(key), kind) for key, kind in _FIELDS.items()):
+        return False
+    return all(isinstance(value, int | float) for value in line["first"])

@@ -9,6 +9,7 @@ decoded text. User-defined tokens are ordinary text that was given an id of its 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,8 @@ class Tokenizer:
         self._backend = backend
         self._types = types
         self._encode_lock = threading.Lock()
-        self._chat_source = chat_template
+        # An empty template would answer every conversation without having read it.
+        self._chat_source = chat_template or None
         self._chat: ChatTemplate | None = None
         self.bos_id = bos_id
         self.eos_id = eos_id
@@ -203,6 +205,13 @@ class Tokenizer:
         if kind == TokenType.BYTE and len(text) == 6 and text.startswith("<0x"):
             return _byte_of(text)
         return text.encode("utf-8")
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """No token stands for more characters of a text than this."""
+        longest = max(len(self._backend.id_to_token(token_id) or "") for token_id in range(self.vocab_size))
+        # NFC makes one character of up to four.
+        return longest * (1 if self._backend.normalizer is None else 4)
 
     def token_text(self, token_id: int) -> str:
         """How to show a token to a person: control tokens by their text, half characters as U+FFFD.

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from expertide.errors import RequestError
-from expertide.text.chat import MAX_RENDERED_CHARS, ChatTemplate
+from expertide.text import template_sandbox
+from expertide.text.chat import ChatTemplate
+from expertide.text.template_sandbox import MAX_RENDERED_CHARS
 from expertide.text.tokenizer import Tokenizer
 from text_samples import toy_metadata
 
@@ -168,11 +170,56 @@ def test_a_failing_template_gives_its_own_message(template: str, message: str) -
         "{{ 1000000000 * [1] }}",
         "{{ 9 ** (9 ** 9) }}",
         "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = [n.x, n.x]|join %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x|replace('a', 'aa') %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x.join(n.x) %}{% endfor %}",
+        "{{ 'x'.center(2000000000)|length }}",
+        "{{ 'x'|center(2000000000)|length }}",
+        "{{ 'x\ny'|indent(2000000000)|length }}",
+        "{{ [1]|batch(2000000000, 0)|list|length }}",
+        "{{ 1.5|round(2000000000, 'ceil') }}",
+        "{{ [1]|tojson(indent=2000000000) }}",
+        "{{ '%2000000000d' % 1 }}",
+        "{{ '%*d'|format(2000000000, 1) }}",
+        "{{ '{:2000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 2000000000) }}",
+        "{{ lipsum(n=100000) }}",
     ],
 )
 def test_a_hostile_template_is_stopped(template: str) -> None:
     with pytest.raises(RequestError, match=r"^chat template: "):
         render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in [[]] recursive %}{{ loop([[]] if loop.depth > 50 else [[], []]) if loop.depth < 60 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_never_end_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_S", 0.1)
+    with pytest.raises(RequestError, match=r"^chat template: computes for more than 0.1 s"):
+        render(template)
+
+
+def test_ordinary_padding_joining_and_formatting_is_not_in_the_way() -> None:
+    template = (
+        "{{ 'a'.center(3) }}|{{ 'a'|center(3) }}|{{ ['a', 1]|join(', ') }}|{{ 'a-b'.replace('-', '--') }}|"
+        "{{ '%05.1f%%' % 2.5 }}|{{ '%s=%d'|format('x', 3) }}|{{ '{:>4}'.format(7) }}|{{ 1 ~ 'b' ~ none }}|"
+        "{{ {'a': [1]}|tojson(indent=1)|replace('\n', '') }}|{{ [1] + [2] }}|{{ 1 + 2 }}|{{ 2.345|round(2) }}|"
+        "{{ [1, 2, 3]|batch(2)|list }}|{{ 'a\nb'|indent(2) }}|{{ ['a', {'b': 1}]|map(attribute='b')|join('-') }}"
+    )
+    assert render(template) == (
+        ' a | a |a, 1|a--b|002.5%|x=3|   7|1bNone|{ "a": [  1 ]}|[1, 2]|3|2.35|[[1, 2], [3]]|a\n  b|-1'
+    )
 
 
 def test_inner_parts_of_python_print_as_nothing() -> None:
