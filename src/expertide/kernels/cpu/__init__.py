@@ -25,6 +25,7 @@ from expertide.kernels.cpu.fused import NativeFeedForward, NativeLatentAttention
 from expertide.kernels.fused import FeedForwardSpec, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import ReferenceKernels
+from expertide.kernels.rope import RopePairs
 from expertide.kernels.router import RouterSpec
 
 
@@ -94,15 +95,19 @@ class CpuKernels(ReferenceKernels):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         cols = x.shape[-1]
-        assert x.dim() == 2 and weight.shape == (cols,)
+        assert weight.shape == (cols,)
+        if x.dim() != 2:
+            return self.rms_norm(x.reshape(-1, cols), weight, eps).reshape(x.shape)
         x, weight = strided(x), floats(weight)
         y = torch.empty(x.shape, dtype=torch.float32)
         _native.rms_norm(self.pool, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, x.shape[0], cols, y.data_ptr())
         return y
 
-    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
-        num_tokens, pairs = cos_TP.shape
-        assert x.shape[0] == num_tokens and x.shape[-1] == 2 * pairs and x.dim() in (2, 3)
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor, *, pairs: RopePairs = "adjacent") -> Tensor:
+        if pairs != "adjacent":
+            return super().rope(x, cos_TP, sin_TP, pairs=pairs)
+        num_tokens, num_pairs = cos_TP.shape
+        assert x.shape[0] == num_tokens and x.shape[-1] == 2 * num_pairs and x.dim() in (2, 3)
         x, cos_TP, sin_TP = strided(x), floats(cos_TP), floats(sin_TP)
         num_heads = x.shape[1] if x.dim() == 3 else 1
         head_stride = x.stride(1) if x.dim() == 3 else 0
@@ -116,7 +121,7 @@ class CpuKernels(ReferenceKernels):
             sin_TP.data_ptr(),
             num_tokens,
             num_heads,
-            pairs,
+            num_pairs,
             y.data_ptr(),
         )
         return y

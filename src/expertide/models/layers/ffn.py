@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, RouterWeights
@@ -61,6 +62,25 @@ class SwiGLU:
         return None if ops is None else FeedForwardHalf(ops, NO_LAYER, None)
 
 
+class GatedSwiGLU:
+    """sigmoid(gate · x) * mlp(x): a shared expert whose share each token decides.
+
+    Source: Qwen2MoeSparseMoeBlock in transformers.
+    """
+
+    def __init__(self, mlp: SwiGLU, gate_H: Tensor) -> None:
+        self._mlp = mlp
+        self._gate_H = gate_H
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> None:
+        """No kernels have this as one op yet."""
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        # A sum over each token's own row: a matrix product could give other bits beside other tokens.
+        share_T1 = torch.sigmoid((x_TH * self._gate_H).sum(dim=-1, keepdim=True))
+        return self._mlp.forward(x_TH, step) * share_T1
+
+
 class RoutedExperts:
     """y = Σ_k weight_k * expert_k(x) + shared(x). The experts live elsewhere; `executor` runs them."""
 
@@ -71,7 +91,7 @@ class RoutedExperts:
         *,
         router: QTensor,
         bias_E: Tensor | None,
-        shared: SwiGLU | None,
+        shared: FeedForward | None,
         executor: ExpertExecutor,
         kernels: Kernels,
     ) -> None:
@@ -102,6 +122,8 @@ class RoutedExperts:
 
     def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
         router = RouterWeights(self._router, self._bias_E, self._spec)
+        if self._shared is not None and not isinstance(self._shared, SwiGLU):
+            return None
         mlp = None if self._shared is None else self._shared.weights
         ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, router, mlp))
         return None if ops is None else FeedForwardHalf(ops, self._layer_id, self._executor)
