@@ -96,7 +96,14 @@ def _assert_close(found: torch.Tensor, expected: torch.Tensor, relative: float =
 
 
 # Ranks below, at and beside the paddings of 32 and the blocks of 128; heads that do and do not fill groups of four.
-SHAPES = [(1, 3, 2, 1, 1), (3, 6, 4, 8, 5), (4, 16, 8, 32, 16), (5, 16, 6, 130, 7), (8, 32, 16, 64, 32), (16, 8, 64, 200, 8)]
+SHAPES = [
+    (1, 3, 2, 1, 1),
+    (3, 6, 4, 8, 5),
+    (4, 16, 8, 32, 16),
+    (5, 16, 6, 130, 7),
+    (8, 32, 16, 64, 32),
+    (16, 8, 64, 200, 8),
+]
 # Around the borders of tiles; one token and chunks.
 SPANS = [(0, 1), (0, 63), (0, 65), (62, 1), (63, 1), (64, 1), (60, 9), (127, 2), (130, 67), (1000, 1)]
 
