@@ -2,8 +2,8 @@
 
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
     EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "base": instruction set of the native kernels
-    EXPERTIDE_ACTIVATION_BITS  "8" (default) or "16": rounding of activations before they meet packed weights; 16 follows
-                          the reference kernels to near-ties, for twice the arithmetic
+    EXPERTIDE_ACTIVATION_BITS   "8" (default) or "16": rounding of activations before they meet packed weights; with 16
+                          the native kernels choose the reference's tokens, for twice the arithmetic
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`

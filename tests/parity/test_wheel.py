@@ -29,6 +29,7 @@ def flags_of(source: str) -> set[str]:
     """The machine flags that a source file may be compiled with."""
     return AVX512_FLAGS if source.endswith("_avx512.cpp") else AVX2_FLAGS if source.endswith("_avx2.cpp") else set()
 
+
 # Two minutes on two cores when nothing else runs; CI machines are slower.
 pytestmark = pytest.mark.timeout(900)
 
@@ -120,7 +121,9 @@ def test_an_object_for_newer_processors_shares_no_inline_function_with_the_basel
     weak: dict[bool, set[str]] = {True: set(), False: set()}
     for path in built.build_dir.rglob("*.o"):
         rows = (line.split() for line in run("nm", "--defined-only", path, cwd=ROOT).splitlines())
-        weak[bool(flags_of(path.name.removesuffix(".o")))] |= {row[2] for row in rows if len(row) == 3 and row[1] in "WwVu"}
+        weak[bool(flags_of(path.name.removesuffix(".o")))] |= {
+            row[2] for row in rows if len(row) == 3 and row[1] in "WwVu"
+        }
     assert not weak[True] & weak[False]
 
 
