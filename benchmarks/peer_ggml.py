@@ -6,6 +6,7 @@ Takes a folder with libggml-base.so and libggml-cpu.so, as llama-cpp-python inst
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,11 @@ class GgmlRows:
         self._base.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
         self.isa = "avx512" if self._cpu.ggml_cpu_has_avx512() else "avx2" if self._cpu.ggml_cpu_has_avx2() else "base"
 
-    def product(self, type_id: int, packed: np.ndarray, x: np.ndarray) -> tuple[object, np.ndarray]:
+    def product(self, type_id: int, packed: np.ndarray, x: np.ndarray) -> tuple[Callable[[], None], np.ndarray]:
         """A function that multiplies once, and the float32 it writes.
 
-        A call through ctypes costs a microsecond, ten short rows' worth. So all of the weights are one long row here, and its
-        activations stay in the core's second cache.
+        A call through ctypes costs a microsecond, ten short rows' worth. So all of the weights are one long row here,
+        and its activations stay in the core's second cache.
         """
         traits = self._cpu.ggml_get_type_traits_cpu(type_id).contents
         activations = np.zeros(self._base.ggml_row_size(traits.vec_dot_type, x.size), dtype=np.uint8)

@@ -3,8 +3,8 @@
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
     EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "base": instruction set of the native kernels
     EXPERTIDE_ACTIVATION_BITS
-                          "8" (default) or "16": rounding of activations before they meet packed weights; 16 follows
-                          the reference kernels to near-ties, for twice the arithmetic
+                          "16" (default) or "8": rounding of activations before they meet packed weights. With 16 the
+                          native kernels choose the reference's tokens; 8 is half of the arithmetic
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
@@ -31,7 +31,7 @@ class Settings:
 
     kernels: str = "native"
     cpu_isa: str = "auto"
-    activation_bits: int = 8
+    activation_bits: int = 16
     serial_io: bool = False
     poison: bool = False
     dump: Path | None = None
@@ -50,7 +50,7 @@ class Settings:
         return cls(
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
             cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "base")),
-            activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("8", "16"))),
+            activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("16", "8"))),
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,

@@ -45,8 +45,8 @@ def _assert_close(native: torch.Tensor, reference: torch.Tensor, relative: float
 
 # Float32 products of a few hundred terms differ by their order of summation: some units in the sixth decimal.
 ROUNDING = 2e-6
-# Activations of packed types are rounded to 1/127 of a block's largest: 0.7 % of a typical output (see test_native_kernels),
-# and an unlucky one of some thousand is off by four times that; the largest output is three times a typical one.
+# Activations of packed types are rounded to 1/127 of a block's largest: 0.7 % of a typical output (test_native_kernels)
+# and an unlucky one in some thousand is off by four times that; the largest output is three times a typical one.
 ACTIVATIONS_ROUNDED = 0.02
 
 TYPES = [("F32", ROUNDING), ("F16", ROUNDING)]

@@ -121,7 +121,7 @@ def test_logits_are_those_of_transformers_in_both_layouts(
 def test_native_kernels_choose_the_same_tokens_but_at_near_ties(
     demo_path: Path, answers: list[Answer], bits: int, max_different: int
 ) -> None:
-    """With int8 activations 4 of these 20 answers leave the reference's at some of 64 tokens, with 16 bits none does."""
+    """With int8 activations 4 of these 20 answers leave the reference's within 64 tokens, with 16 bits none does."""
     num_different = 0
     with samples.activation_bits(bits):
         kernels = select("native", num_threads=1)
@@ -135,8 +135,8 @@ def test_native_kernels_choose_the_same_tokens_but_at_near_ties(
             logits = answer.logits[len(answer.prompt) - 1 + step]
             margin = float(logits[answer.continuation[step]] - logits[found[step]])
             print(f"{bits} bits, prompt of {len(answer.prompt)} tokens, answer token {step}: margin {margin:.3f}")
-            # int8 activations move these logits (standard deviation 4) by 0.06 (root of the mean square), so a gap between two
-            # of them by 0.09: five times that.
+            # int8 activations move these logits (standard deviation 4) by 0.06 (root of the mean square), so a gap
+            # between two of them by 0.09: five times that.
             assert margin < 0.45, "not a near-tie"
         kernels.close()
     assert num_different <= max_different

@@ -62,8 +62,8 @@ def test_linear_is_close_to_float64(pool, quant, isa) -> None:
         error = np.abs(samples.linear(pool, quant, packed, x) - truth)
     magnitude = np.abs(x).astype(np.float64) @ np.abs(weights).T
     if quant.block_size > 1:
-        # Activations are rounded to 1/127 of their block's largest, 4.5 sigma at most here: an error of up to half a step
-        # per value, evenly spread and independent, so it grows like the root of the sum of squares. Six sigma of that.
+        # Activations are rounded to 1/127 of their block's largest, 4.5 sigma at most here: an error of up to half a
+        # step per value, even and independent, so it grows like the root of the sum of squares. Six sigma of that.
         step = 4.5 / 127
         bound = 6 * step / np.sqrt(12) * np.sqrt((weights**2).sum(axis=1))[None, :]
     else:
@@ -241,8 +241,8 @@ def test_whole_number_activations_leave_only_float_rounding(pool, isa, quant) ->
     truth = x.astype(np.float64) @ quant.decode(packed).astype(np.float64).T
     with samples.isa(isa):
         y = samples.linear(pool, quant, packed, x)
-    # A block's sum passes through four float32 roundings (conversion, scale, minimum, subtraction) and the addition of 2 or
-    # 16 blocks through a few more, of terms no larger than the sum of magnitudes; the decoded weights themselves carry three.
+    # A block's sum passes through four float32 roundings (conversion, scale, minimum, subtraction) and the addition of
+    # 2 or 16 blocks through a few more, of terms no larger than the sum of magnitudes; the decoded weights carry three.
     # A type with minimums subtracts two numbers larger than their difference: 2 stands for the minimum.
     bound = 12 * 2.0**-24 * (np.abs(x).astype(np.float64) @ (np.abs(quant.decode(packed)) + 2).T)
     assert (np.abs(y - truth) <= bound).all()
@@ -263,7 +263,7 @@ def test_extreme_bytes_do_not_overflow_the_narrow_sums(pool, isa, quant) -> None
         for count in (1, num_tokens):
             with samples.isa(isa):
                 y = samples.linear(pool, quant, packed, x[:count])
-            # 127 * (1 / 127) is 1 to within a unit in the last place; the sums as above. A saturated sum is off by parts in ten.
+            # 127 * (1 / 127) is 1 to within a unit in the last place; sums as above. A saturated one is off by a tenth.
             bound = 64 * 2.0**-24 * np.abs(weights).sum(axis=1)
             assert (np.abs(y - truth[:count]) <= bound).all(), hex(fill)
 
@@ -273,10 +273,10 @@ def test_extreme_bytes_do_not_overflow_the_narrow_sums(pool, isa, quant) -> None
 def test_int8_activations_cost_less_than_a_hundredth(pool, isa, quant) -> None:
     """The promise to users: relative error <= 1e-2 against float products of the same packed weights.
 
-    A block's step is its largest magnitude / 127. For normal values that is about 2.1 / 127 sigma in 32 values and 2.8 / 127
-    in 256; an even error of one step has a deviation of step / sqrt(12): 0.5 % and 0.65 % of the activations' own. Products
-    with weights that do not know the error keep that ratio. Random blocks of a type with minimums have a common part: it is
-    one number per token, so the ratio is taken over many tokens; each of them has the same bits alone (tests above).
+    A block's step is its largest magnitude / 127. For normal values that is about 2.1 / 127 sigma in 32 values and
+    2.8 / 127 in 256; an even error of one step has a deviation of step / sqrt(12): 0.5 % and 0.65 % of the activations'
+    own. Products with weights that do not know the error keep that ratio. Random blocks of a type with minimums have a
+    common part: one number per token, so the ratio is taken over many tokens; each has the same bits alone (above).
     """
     cols, num_tokens = 2048, 200
     packed = samples.random_weights(quant, 100, cols)
@@ -291,7 +291,7 @@ def test_int8_activations_cost_less_than_a_hundredth(pool, isa, quant) -> None:
 
 @packed_types
 def test_sixteen_bit_activations_follow_the_float_product(pool, quant) -> None:
-    """The rest of the first rounding has the size of its steps; rounded to 1/127 of that, some 0.7 % of 0.7 % is left."""
+    """The rest of the first rounding is as large as its steps; rounded to 1/127 of that, 0.7 % of 0.7 % is left."""
     cols = 2048 + (32 if quant.block_size == 32 else 0)
     packed = samples.random_weights(quant, 35, cols)
     x = _activations(150, cols)
