@@ -96,7 +96,14 @@ def _assert_close(found: torch.Tensor, expected: torch.Tensor, relative: float =
 
 
 # Ranks below, at and beside the paddings of 32 and the blocks of 128; heads that do and do not fill groups of four.
-SHAPES = [(1, 3, 2, 1, 1), (3, 6, 4, 8, 5), (4, 16, 8, 32, 16), (5, 16, 6, 130, 7), (8, 32, 16, 64, 32), (16, 8, 64, 200, 8)]
+SHAPES = [
+    (1, 3, 2, 1, 1),
+    (3, 6, 4, 8, 5),
+    (4, 16, 8, 32, 16),
+    (5, 16, 6, 130, 7),
+    (8, 32, 16, 64, 32),
+    (16, 8, 64, 200, 8),
+]
 # Around the borders of tiles; one token and chunks.
 SPANS = [(0, 1), (0, 63), (0, 65), (62, 1), (63, 1), (64, 1), (60, 9), (127, 2), (130, 67), (1000, 1)]
 
@@ -200,10 +207,20 @@ ROUTERS = [
     RouterSpec(9, 9, renormalize=True),
     RouterSpec(160, 6, num_groups=8, top_groups=3, scale=16.0),
     RouterSpec(60, 4, score="sigmoid"),
-    RouterSpec(256, 8, score="sigmoid", has_bias=True, num_groups=8, top_groups=4, group_score="top2_sum", renormalize=True, scale=2.5),
+    RouterSpec(
+        256,
+        8,
+        score="sigmoid",
+        has_bias=True,
+        num_groups=8,
+        top_groups=4,
+        group_score="top2_sum",
+        renormalize=True,
+        scale=2.5,
+    ),
     RouterSpec(12, 3, score="sigmoid", has_bias=True, num_groups=6, top_groups=6, group_score="top2_sum"),
     RouterSpec(12, 4, score="sigmoid", has_bias=True, num_groups=3, top_groups=1, group_score="max", renormalize=True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("spec", ROUTERS, ids=str)
