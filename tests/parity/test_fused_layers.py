@@ -14,7 +14,7 @@ from expertide.errors import NumericsError
 from expertide.kernels import select
 from hf_reference import write_tiny_gguf
 
-# Weights are F32; attention in integers is off by 3e-4 of its largest value (test_attention_kernels.py), six layers deep.
+# Weights are F32; attention in integers is off by 3e-4 of its largest value (test_attention_kernels.py).
 INTEGER_ATTENTION = 0.005
 # A router at a near-tie may turn an expert of one token, and that token's state reaches the later ones.
 TURNED_TOKENS = 0.25
