@@ -6,7 +6,7 @@
 namespace expertide {
 namespace {
 
-std::atomic<int> bits{8};
+std::atomic<int> bits{16};
 
 // What the first plane leaves over, rounded once more. A block that is not finite has a scale of NaN, and so has its rest.
 void quantize_rest(const IsaTable& isa, const float* x, int64_t block, int64_t cols, const uint8_t* first, uint8_t* out) {

@@ -14,8 +14,10 @@ namespace {
 // Query rows (token, head) up to which the tiles are the tasks; with more, the rows are. 7 tokens of 16 heads ran 1.6 times
 // slower tile by tile: their partial results leave the core's cache.
 constexpr int64_t kRowsByTile = 64;
-// Partial results or packed tiles that wait in memory at the same time.
+// Packed tiles that wait in memory at the same time, and partial results: these are written once and read once, so they
+// should not leave the core's cache.
 constexpr int64_t kRoundBytes = 4 << 20;
+constexpr int64_t kPartialBytes = 768 << 10;
 // Row groups of one task where tiles are shared: a packed tile is read once per task.
 constexpr int64_t kMaxGroupsPerTask = 8;
 // Tokens that go through all steps together, so that absorbed queries stay small whatever the chunk is.
@@ -132,7 +134,7 @@ class LatentMean {
   // Few rows: each task packs a tile and serves every row with it; partial results are merged afterwards.
   void run_by_tile() {
     const int64_t partial_floats = round_up(widths_.latent_padded + 2, kPadding);
-    const int64_t round = std::max<int64_t>(2 * pool_.num_threads(), kRoundBytes / (num_rows_ * partial_floats * 4));
+    const int64_t round = std::max<int64_t>(2 * pool_.num_threads(), kPartialBytes / (num_rows_ * partial_floats * 4));
     float* partials = scratch_.partials.get<float>(std::min(round, num_tiles_) * num_rows_ * partial_floats);
     const auto partial_of = [&](int64_t slot, int64_t row) {
       return partials + (slot * num_rows_ + row) * partial_floats;
@@ -327,7 +329,7 @@ int64_t attention_workspace_bytes(const AttentionShape& shape, int64_t num_token
   const int64_t rows = std::min(num_tokens, tokens_at_once(shape.num_heads)) * shape.num_heads;
   const int64_t queries = (rows + kRowGroup) * (w.width * 2 + w.num_blocks * 4);
   const int64_t partial = round_up(w.latent_padded + 2, kPadding) * 4;
-  const int64_t by_tile = std::max(kRoundBytes, 2 * num_threads * std::min(rows, kRowsByTile) * partial);
+  const int64_t by_tile = std::max(kPartialBytes, 2 * num_threads * std::min(rows, kRowsByTile) * partial);
   const int64_t by_row = std::max(kRoundBytes, 2 * num_threads * tile_bytes(w));
   const int64_t workers = num_threads * (tile_bytes(w) + tile_rows_bytes(w) + kRowGroup * partial);
   return rows * (shape.rank + 2) * 4 + queries + by_tile + by_row + workers;

@@ -92,7 +92,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     settings = Settings.from_env() if settings is None else settings
     if settings.kernels == "reference" and settings.cpu_isa != "auto":
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
-    if settings.kernels == "reference" and settings.activation_bits != 8:
+    if settings.kernels == "reference" and settings.activation_bits != 16:
         raise RequestError("EXPERTIDE_ACTIVATION_BITS has no effect with EXPERTIDE_KERNELS=reference")
     path = model_path(model)
     if options.pre_tokenizer is not None:

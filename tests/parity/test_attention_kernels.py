@@ -207,10 +207,20 @@ ROUTERS = [
     RouterSpec(9, 9, renormalize=True),
     RouterSpec(160, 6, num_groups=8, top_groups=3, scale=16.0),
     RouterSpec(60, 4, score="sigmoid"),
-    RouterSpec(256, 8, score="sigmoid", has_bias=True, num_groups=8, top_groups=4, group_score="top2_sum", renormalize=True, scale=2.5),
+    RouterSpec(
+        256,
+        8,
+        score="sigmoid",
+        has_bias=True,
+        num_groups=8,
+        top_groups=4,
+        group_score="top2_sum",
+        renormalize=True,
+        scale=2.5,
+    ),
     RouterSpec(12, 3, score="sigmoid", has_bias=True, num_groups=6, top_groups=6, group_score="top2_sum"),
     RouterSpec(12, 4, score="sigmoid", has_bias=True, num_groups=3, top_groups=1, group_score="max", renormalize=True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("spec", ROUTERS, ids=str)

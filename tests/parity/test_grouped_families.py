@@ -132,7 +132,7 @@ def test_the_native_kernels_agree_with_transformers(tmp_path: Path, bits: int, a
         ids = torch.randint(0, config.vocab_size, (60,), generator=torch.Generator().manual_seed(1))
         found = _logits(model, ids, chunk=60)
     finally:
-        _native.set_activation_bits(8)
+        _native.set_activation_bits(16)
         kernels.close()
     expected = _hf_logits(hf_model(config, decode_gguf(path)), ids)
     difference = (found - expected).abs()

@@ -311,7 +311,7 @@ def test_sixteen_bit_activations_follow_the_float_product(pool, quant) -> None:
 def test_activations_have_eight_or_sixteen_bits() -> None:
     with pytest.raises(ValueError, match="8 or 16"):
         _native.set_activation_bits(12)
-    assert _native.activation_bits() == 8
+    assert _native.activation_bits() == 16
 
 
 def _silu_mul(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
