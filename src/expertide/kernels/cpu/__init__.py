@@ -1,8 +1,8 @@
 """The native kernels: C++ on packed weights (csrc/kernels/), chosen by instruction set at run time.
 
-Promises: a result depends on its own token and weights only, and for attention on the tokens before it: not on the number
-of threads, the split of a prompt into chunks, the tokens beside it or the instruction set. A type without native kernels
-is computed by the inherited reference, without these promises.
+Promises: a result depends on its own token and weights only, and for attention on the tokens before it: not on the
+number of threads, the split of a prompt into chunks, the tokens beside it or the instruction set. A type without native
+kernels is computed by the inherited reference, without these promises.
 """
 
 from __future__ import annotations
