@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from expertide._native import Residency
 from expertide.experts.policies import Policy, Slots, UseRecords
-from expertide.experts.sizes import smallest_window_bytes, window_pages
 from expertide.formats.tensors import ExpertCatalog
 from expertide.memory.arena import PAGE_BYTES, Arena
-from expertide.memory.placement import SPARE_SLOTS
+from expertide.memory.placement import SPARE_SLOTS, smallest_window_bytes, window_pages
 from expertide.memory.reader import WindowRead, window_of
 
 _FREE, _LOADING, _RESIDENT, _FAILED = range(4)
@@ -106,7 +105,7 @@ class ExpertCache:
         Returns:
             None when no room can be made without touching what is leased or loading, or, for transient loads, lasting
             slots that must be spared: compute and release something, then ask again. With nothing leased and nothing
-            loading, a reservation always succeeds in a cache of at least `sizes.smallest_cache_bytes`.
+            loading, a reservation always succeeds in a cache of at least `placement.smallest_cache_bytes`.
         """
         transient = is_prefill or not self._policy.admits(layer_id, expert, self._records)
         parts = self._catalog.layers[layer_id]

@@ -9,7 +9,7 @@ misses and compute them as they arrive.
 
 At most `MAX_READS_IN_FLIGHT` reads are under way; in prefill the window slides over the misses in file order, so each
 needed expert is read once per layer and chunk. When nothing more fits, what is leased is computed and released first:
-the smallest cache (`sizes.smallest_cache_bytes`) still goes on, one expert at a time.
+the smallest cache (`placement.smallest_cache_bytes`) still goes on, one expert at a time.
 
 A failed read ends the step with StorageError, naming file and offset. By then no lease of the step is held, no read of
 it is under way, and the next step works.
@@ -20,23 +20,23 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from expertide._native import ReadFailed, Residency, ThreadPool
+from expertide._native import ReadFailed, Residency, ThreadPool, quant_types
 from expertide.errors import StorageError
 from expertide.experts.cache import ExpertCache
 from expertide.experts.layer_step import ExpertShape, LayerStep, NativeLayer, ReferenceLayer
-from expertide.experts.stats import ExpertStats, PhaseStats
+from expertide.experts.stats import ExpertStats, Phase, PhaseStats
+from expertide.experts.uninterrupted import Uninterrupted
 from expertide.formats.tensors import ExpertCatalog
 
 if TYPE_CHECKING:
     from expertide.kernels.ops import Kernels
     from expertide.memory.reader import Reader, WindowRead
 
-Phase = Literal["prefill", "decode"]
 RouterObserver = Callable[[int, Tensor], None]
 
 # Ten experts of three parts: more hides nothing (8 threads saturate the disk) and takes slots from residents.
@@ -61,7 +61,8 @@ class MoEExecutor:
     ) -> None:
         """
         Args:
-            kernels: with the name "native" the layers run in C++ on its `pool`; else in torch, through its ops.
+            kernels: with the name "native" the layers run in C++ on its `pool`, except those whose experts are of a
+                quant type that has no native kernel; else in torch, through its ops.
 
         Raises:
             UnsupportedError: experts of a kind that nobody here can compute.
@@ -73,9 +74,10 @@ class MoEExecutor:
         self._layers: dict[int, LayerStep] = {}
         self._file_order: dict[int, list[tuple[int, int]]] = {}
         self._num_parts: dict[int, int] = {}
+        native_types = frozenset(quant_types()) if kernels.name == "native" else frozenset()
         for layer_id, parts in catalog.layers.items():
             shape = ExpertShape(layer_id, parts)
-            if kernels.name == "native":
+            if native_types.issuperset(quant.ggml_id for quant in shape.quants):
                 self._layers[layer_id] = NativeLayer(residency, layer_id, shape, cast(_HasPool, kernels).pool)
             else:
                 self._layers[layer_id] = ReferenceLayer(residency, layer_id, shape, kernels)
@@ -108,7 +110,13 @@ class MoEExecutor:
 
         Raises:
             StorageError: an expert could not be read. Nothing stays leased; the next call works.
+            KeyboardInterrupt: a Ctrl-C came meanwhile. It is held back until the layer is done: a lease or a slot that
+                nobody has written down yet would be lost for ever.
         """
+        with Uninterrupted():
+            return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase)
+
+    def _run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
         if self._observer is not None:
             self._observer(layer_id, topk_ids_TK)
         if phase != self._phase:
