@@ -9,9 +9,9 @@ import numpy as np
 
 from expertide.experts.cache import ExpertCache, make_residency
 from expertide.experts.policies import make_policy
-from expertide.experts.sizes import smallest_cache_bytes
 from expertide.formats.quants import by_name
 from expertide.formats.tensors import ByteRange, ExpertCatalog, ExpertPart
+from expertide.memory import placement
 from expertide.memory.arena import Arena
 from expertide.memory.reader import Reader
 
@@ -103,6 +103,9 @@ class World:
 
 def all_windows_bytes(catalog: ExpertCatalog) -> int:
     """Arena bytes in which every expert fits at once."""
-    from expertide.memory.placement import expert_window_bytes
+    return sum(placement.expert_window_bytes(catalog).values()) * catalog.num_experts
 
-    return sum(expert_window_bytes(catalog).values()) * catalog.num_experts
+
+def smallest_cache_bytes(catalog: ExpertCatalog, k: int) -> int:
+    """Arena bytes that the plan insists on for `k` experts per token."""
+    return placement.smallest_cache_bytes(placement.expert_window_bytes(catalog), catalog.num_experts, k)

@@ -88,7 +88,20 @@ class Runtime:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self.reader.notes
+        return (*self.reader.notes, *self._kernel_notes())
+
+    def _kernel_notes(self) -> tuple[str, ...]:
+        """One sentence on the quant types that the native kernels lack."""
+        if self._kernels.name != "native":
+            return ()
+        from expertide import _native
+
+        used = {tensor.quant for tensor in self.prepared.architecture.resident_tensors()}
+        if self.prepared.catalog is not None:
+            used |= {part.quant for parts in self.prepared.catalog.layers.values() for part in parts}
+        native = frozenset(_native.quant_types())
+        slow = sorted(quant.name for quant in used if quant.ggml_id not in native)
+        return (f"no native kernel for {', '.join(slow)}: such tensors run on the reference kernels",) if slow else ()
 
     def close(self) -> None:
         """Give everything back. The engine must not be used any more."""

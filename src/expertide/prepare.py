@@ -2,7 +2,7 @@
 
     name -> path -> files (checked) -> architecture (checked) -> topology -> budget -> plan
 
-No torch: `expertide plan` and every refusal end here.
+No torch: `expertide plan` ends here, and so does a refusal of the file, the machine, the budget or an option.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from expertide.settings import Settings
 from expertide.text.sizes import tokenizer_bytes
 from expertide.units import MIB
 
-# Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, x86-64
-# Linux. Builds of torch for CPUs: 226-241 MiB (Python 3.11-3.13, torch 2.6-2.13). For CUDA: 503 MiB (Python 3.12, torch
-# 2.11 with CUDA 13.0); such builds bring their own libraries, used or not.
+# Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, as
+# `python tools/interpreter_size.py` prints it, x86-64 Linux. Builds of torch for CPUs: 226-241 MiB (Python 3.11-3.13,
+# torch 2.6-2.13). For CUDA: 503 MiB (Python 3.12, torch 2.11 with CUDA 13.0); such builds bring their own libraries,
+# used or not.
 INTERPRETER_BYTES = 240 * MIB
 CUDA_INTERPRETER_BYTES = 500 * MIB
 # Stack, allocator arena and scratch of a worker.

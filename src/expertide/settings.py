@@ -12,14 +12,14 @@
     EXPERTIDE_TRACEBACK   1: show where an internal error happened (errors of files and flags never have a traceback)
     XDG_CACHE_HOME        folder that holds `expertide/` with what was measured and learnt here; by default ~/.cache
 
-A value that cannot be read stops the program.
+A value that cannot be read stops the program, and so does a name that begins with EXPERTIDE_ and is not one of these.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from expertide.errors import RequestError
@@ -43,9 +43,14 @@ class Settings:
         """Read the variables.
 
         Raises:
-            RequestError: a variable holds something that cannot be read.
+            RequestError: a variable holds something that cannot be read, or is not known.
         """
         env = os.environ if env is None else env
+        known = ["EXPERTIDE_" + field.name.upper() for field in fields(cls)]
+        for name in sorted(env):
+            if name.startswith("EXPERTIDE_") and name not in known:
+                # A typing error would otherwise show as a diagnosis of the wrong thing.
+                raise RequestError(f"{name}: no such environment variable; known: {', '.join(known)}")
         dump = env.get("EXPERTIDE_DUMP", "")
         return cls(
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),

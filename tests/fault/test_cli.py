@@ -120,6 +120,11 @@ def test_a_diagnosis_variable_that_cannot_be_read_stops_the_program(name: str, v
     assert_refused(run("plan", "demo", **{name: value}), 1, f"{name}={value}")
 
 
+def test_an_unknown_diagnosis_variable_stops_every_command():
+    for command in (["inspect", "demo"], ["plan", "demo"]):
+        assert_refused(run(*command, EXPERTIDE_KERNEL="reference"), 1, "EXPERTIDE_KERNEL: no such environment variable")
+
+
 def test_standard_input_that_is_not_text_is_refused():
     done = subprocess.run([*PROGRAM, "run", "demo"], input=b"\xff\xfe", capture_output=True, env=environment())
     assert done.returncode == 1
@@ -211,6 +216,29 @@ def test_help_inspect_and_plan_finish_before_torch_is_imported(arguments: list[s
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, env=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["run", "demo", "--no-such-flag"], {}),
+        (["run", "no/such/file.gguf", "-p", "x"], {}),
+        (["run", str(Path(__file__)), "-p", "x"], {}),
+        (["run", "demo", "-p", "x", "--ram", "100MiB"], {}),
+        (["run", "demo", "-p", "x", "--context", "1000000"], {}),
+        (["run", "demo", "-p", "x", "--pre-tokenizer", "other"], {}),
+        (["run", "demo", "-p", "x"], {"EXPERTIDE_KERNELS": "fast"}),
+        (["run", "demo", "-p", "x"], {"EXPERTIDE_KERNEL": "reference"}),
+    ],
+)
+def test_what_a_refusal_needs_is_known_before_torch_is_imported(arguments: list[str], variables: dict[str, str]):
+    code = (
+        "import sys; from expertide.cli.main import run_command; code = run_command(sys.argv[1:]);"
+        "sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, env=environment(**variables))
+    assert done.returncode in (1, 2), (done.returncode, done.stderr)
+    assert done.stderr
 
 
 def test_inspect_and_plan_write_json_to_standard_output_and_nothing_else():

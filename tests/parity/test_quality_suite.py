@@ -1,7 +1,7 @@
 """The quality suite: 29 held-out questions and four texts. Broken kernels, routers, caches, tokenizers drop to chance.
 
-llama.cpp of October 2026 answers 28 of the 29 on this file (demo_model/README.md); `test_demo_against_transformers`
-shows that the reference kernels' likelihoods are those of transformers in float32.
+28 of the 29 are answered right (demo_model/README.md); `test_demo_against_transformers` shows that the reference
+kernels' likelihoods are those of transformers in float32.
 """
 
 from __future__ import annotations

@@ -78,12 +78,18 @@ def test_the_wheel_holds_the_package_its_model_and_its_licence(built: Built) -> 
     assert all(name.startswith(("expertide/", "expertide-")) for name in names), names
 
 
-def test_triton_is_asked_for_on_linux_only_and_never_by_a_plain_install(built: Built) -> None:
+def test_an_install_asks_for_nothing_that_the_package_does_not_import(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         fields = Parser().parsestr(archive.read(metadata).decode())
-    (triton,) = (text for text in fields.get_all("Requires-Dist", []) if text.startswith("triton"))
-    assert "sys_platform == 'linux'" in triton.replace('"', "'") and "extra" in triton
+    asked = {
+        re.split(r"[^\w-]", text)[0]
+        for text in fields.get_all("Requires-Dist", [])
+        if not re.search(r"extra\s*==\s*['\"]test['\"]", text)
+    }
+    source = "\n".join(path.read_text() for path in (ROOT / "src/expertide").rglob("*.py"))
+    unused = {name for name in asked if not re.search(rf"^\s*(from|import) {name}\b", source, re.MULTILINE)}
+    assert asked and not unused
 
 
 def test_only_named_objects_are_compiled_for_newer_processors_and_none_for_this_very_machine(built: Built) -> None:

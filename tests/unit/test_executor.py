@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -12,11 +16,13 @@ import torch
 from torch import Tensor
 
 from chaos_reader import ChaosReader, chaos
-from expert_world import ExpertFile, World, all_windows_bytes, write_experts
+from expert_world import ExpertFile, World, all_windows_bytes, smallest_cache_bytes, write_experts
+from expertide._native import quant_types
 from expertide.errors import StorageError
 from expertide.experts.executor import MAX_READS_IN_FLIGHT, MoEExecutor
+from expertide.experts.layer_step import NativeLayer, ReferenceLayer
 from expertide.experts.policies import POLICY_NAMES
-from expertide.experts.sizes import smallest_cache_bytes
+from expertide.formats.quants import by_name
 from expertide.kernels import select
 from expertide.kernels.ops import Kernels
 
@@ -260,6 +266,96 @@ def test_an_interrupt_in_mid_step_leaves_nothing_behind(
         torch.testing.assert_close(
             executor.run(1, x, ids, weights, "prefill").double(), truth(file, 1, x, ids, weights), atol=1e-5, rtol=1e-5
         )
+
+
+class CtrlCAtLine:
+    """A trace function that sends SIGINT before the n-th line that the expert floor runs."""
+
+    def __init__(self, n: int) -> None:
+        self.num_left = n
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> CtrlCAtLine | None:
+        if "/expertide/experts/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.num_left -= 1
+            if self.num_left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@pytest.mark.timeout(120)
+def test_a_ctrl_c_at_any_line_leaves_nothing_behind(file: ExpertFile, kernels: Kernels) -> None:
+    """Between `cache.reserve` and the list of reads it once left a slot loading for ever, and the clean-up with it."""
+    x, ids, weights = batch(3, 5)
+    with executor_of(file, kernels) as (world, executor):
+        expected = executor.run(1, x, ids, weights, "decode").numpy().tobytes()
+        for n in range(1, 5000):
+            world.cache.clear()
+            tracer = CtrlCAtLine(n)
+            previous = sys.gettrace()
+            sys.settrace(tracer)
+            try:
+                executor.run(1, x, ids, weights, "decode")
+                was_interrupted = False
+            except KeyboardInterrupt:
+                was_interrupted = True
+            finally:
+                sys.settrace(previous)
+            assert was_interrupted == (tracer.num_left <= 0)
+            assert world.residency.total_leases() == 0 and not (world.residency.state == 1).any()
+            world.cache.check()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if tracer.num_left > 0:
+                break
+        else:
+            pytest.fail("the step never ran to its end: more numbers are needed")
+        assert executor.run(1, x, ids, weights, "decode").numpy().tobytes() == expected
+
+
+def test_each_ctrl_c_of_a_step_reaches_its_handler_afterwards(file: ExpertFile) -> None:
+    seen: list[str] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: seen.append("handled"))
+    try:
+        with executor_of(file, select("reference", num_threads=1)) as (_, executor):
+
+            def observe(layer_id: int, ids: Tensor) -> None:
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGINT)
+                seen.append("in the step")
+
+            executor.set_router_observer(observe)
+            executor.run(1, *batch(1, 1), "decode")
+            assert seen == ["in the step", "handled", "handled"]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_a_step_in_another_thread_leaves_the_handler_alone(file: ExpertFile) -> None:
+    handlers: list[object] = []
+    with executor_of(file, select("reference", num_threads=1)) as (_, executor):
+        executor.set_router_observer(lambda *_: handlers.append(signal.getsignal(signal.SIGINT)))
+        thread = threading.Thread(target=executor.run, args=(1, *batch(1, 1), "decode"))
+        thread.start()
+        thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+def test_a_layer_whose_quant_type_has_no_native_kernel_runs_on_the_reference(
+    file: ExpertFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers 1 and 3 keep `down` in float16, layer 2 all in float32."""
+    native = select("native", num_threads=2)
+    without_f16 = [quant for quant in quant_types() if quant != by_name("F16").ggml_id]
+    monkeypatch.setattr("expertide.experts.executor.quant_types", lambda: without_f16)
+    with executor_of(file, native) as (_, executor):
+        kinds = {layer_id: type(layer) for layer_id, layer in executor._layers.items()}
+        assert kinds == {1: ReferenceLayer, 2: NativeLayer, 3: ReferenceLayer}
+        for layer_id in (1, 2):
+            x, ids, weights = batch(9, layer_id)
+            y = executor.run(layer_id, x, ids, weights, "prefill")
+            torch.testing.assert_close(y.double(), truth(file, layer_id, x, ids, weights), atol=1e-5, rtol=1e-5)
+    native.close()
 
 
 def test_the_router_observer_sees_every_choice(file: ExpertFile, kernels: Kernels) -> None:

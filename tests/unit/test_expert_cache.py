@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from expert_world import ExpertFile, World, all_windows_bytes, write_experts
+from expert_world import ExpertFile, World, all_windows_bytes, smallest_cache_bytes, write_experts
 from expertide.errors import RequestError
 from expertide.experts.policies import POLICY_NAMES, Lfu, Lru, RandomOldest, UseRecords, make_policy
-from expertide.experts.sizes import smallest_cache_bytes
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def run_command(arguments: list[str]) -> int:
     from expertide.cli.commands import app
     from expertide.cli.output import ReaderGoneError, note
     from expertide.errors import ExpertideError
+    from expertide.settings import Settings
 
     # Newer typer carries its own copy of click; the base class of its errors is reached without naming either.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
@@ -58,6 +59,8 @@ def run_command(arguments: list[str]) -> int:
         # A terminal that cannot show a character shows a question mark; it must not end the answer.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
+        # Also for commands that need none of them: a typing error must not pass for a diagnosis.
+        Settings.from_env()
         # Newer typer gives an exit code back, also 130 for a KeyboardInterrupt; older ones raise.
         code = app(arguments, prog_name="expertide", standalone_mode=False)
         sys.stdout.flush()

@@ -114,7 +114,7 @@ def compare(comparison: Comparison) -> dict[str, Any] | None:
         ExpertideError: the model does not load or does not fit.
     """
     prepared = prepare(comparison.model, comparison.options)
-    if comparison.memory_limit is None and not prepared.plan.holds_all_experts:
+    if comparison.memory_limit is None and not (prepared.plan.expert_cache_bytes >= prepared.plan.all_experts_bytes):
         note("note: the RAM budget does not hold every expert: our side streams, the peer does not")
     processes: list[dict[str, Any]] = []
     for number in range(comparison.rounds):

@@ -8,7 +8,8 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C sets a flag and the second one raises KeyboardInterrupt at once.
+    """While entered, the first Ctrl-C sets a flag and the second one raises KeyboardInterrupt
+    at once (while a layer's experts are under way: after them, `experts.uninterrupted`).
 
     Entering again (from a caller above) is allowed: the outermost one owns the signal. In a thread other than the main
     one, or where the program has its own handler for SIGINT, nothing is installed and the flag stays down.

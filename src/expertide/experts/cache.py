@@ -137,7 +137,7 @@ class ExpertCache:
         Returns:
             None when no room can be made without touching what is leased or loading, or, for transient loads, lasting
             slots that must be spared: compute and release something, then ask again. With nothing leased and nothing
-            loading, a reservation always succeeds in a cache of at least `sizes.smallest_cache_bytes`.
+            loading, a reservation always succeeds in a cache of at least `placement.smallest_cache_bytes`.
         """
         with self.lock:
             transient = is_prefill or not self._policy.admits(layer_id, expert, self._records)

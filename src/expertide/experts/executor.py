@@ -24,16 +24,17 @@ import errno
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from expertide._native import ReadFailed, Residency, ThreadPool
+from expertide._native import ReadFailed, Residency, ThreadPool, quant_types
 from expertide.errors import StorageError
 from expertide.experts.cache import AHEAD, PREDICTED, ExpertCache
 from expertide.experts.layer_step import ExpertShape, LayerStep, NativeLayer, ReferenceLayer
-from expertide.experts.stats import EarlyStats, ExpertStats, PhaseStats
+from expertide.experts.stats import EarlyStats, ExpertStats, Phase, PhaseStats
+from expertide.experts.uninterrupted import Uninterrupted
 from expertide.formats.tensors import ExpertCatalog
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from expertide.kernels.ops import Kernels
     from expertide.memory.reader import Reader, WindowRead
 
-Phase = Literal["prefill", "decode"]
 RouterObserver = Callable[[int, Tensor], None]
 
 # Ten experts of three parts: more hides nothing (8 threads saturate the disk) and takes slots from residents.
@@ -79,7 +79,8 @@ class MoEExecutor:
         Args:
             reads_ahead: in prefill, begin the next layer's reads while this one computes.
             predictor: in decode, says what the next layer may ask for; that is then read in the background.
-            kernels: with the name "native" the layers run in C++ on its `pool`; else in torch, through its ops.
+            kernels: with the name "native" the layers run in C++ on its `pool`, except those whose experts are of a
+                quant type that has no native kernel; else in torch, through its ops.
 
         Raises:
             UnsupportedError: experts of a kind that nobody here can compute.
@@ -92,9 +93,10 @@ class MoEExecutor:
         self._layers: dict[int, LayerStep] = {}
         self._file_order: dict[int, list[tuple[int, int]]] = {}
         self._num_parts: dict[int, int] = {}
+        native_types = frozenset(quant_types()) if kernels.name == "native" else frozenset()
         for layer_id, parts in catalog.layers.items():
             shape = ExpertShape(layer_id, parts)
-            if kernels.name == "native":
+            if native_types.issuperset(quant.ggml_id for quant in shape.quants):
                 self._layers[layer_id] = NativeLayer(residency, layer_id, shape, cast(_HasPool, kernels).pool)
             else:
                 self._layers[layer_id] = ReferenceLayer(residency, layer_id, shape, kernels)
@@ -137,7 +139,13 @@ class MoEExecutor:
 
         Raises:
             StorageError: an expert could not be read. Nothing stays leased; the next call works.
+            KeyboardInterrupt: a Ctrl-C came meanwhile. It is held back until the layer is done: a lease or a slot that
+                nobody has written down yet would be lost for ever.
         """
+        with Uninterrupted():
+            return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase)
+
+    def _run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
         if self._observer is not None:
             self._observer(layer_id, topk_ids_TK)
         if phase != self._phase:

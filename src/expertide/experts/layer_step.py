@@ -112,6 +112,10 @@ class ExpertShape:
         number, down = by_name["down"]
         self.down = PartPlace(number, 0, down.quant)
 
+    @property
+    def quants(self) -> tuple[QuantType, ...]:
+        return (self.gate.quant, self.up.quant, self.down.quant)
+
 
 class NativeLayer:
     """Adapter from tensors to addresses."""

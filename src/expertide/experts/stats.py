@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
+
+Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)

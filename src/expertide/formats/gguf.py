@@ -262,15 +262,17 @@ def _read_tensor(reader: HeaderReader) -> _Entry:
 
 
 def _type_of(reader: HeaderReader, what: str, type_id: int) -> QuantType:
-    opaque = GGML_OPAQUE.get(type_id)
-    if opaque is not None:
-        return opaque
     try:
         return by_id(type_id)
     except UnsupportedError:
+        pass
+    # Only what has no decoder: a type that gets one needs no second edit.
+    opaque = GGML_OPAQUE.get(type_id)
+    if opaque is None:
         raise reader.fail(
             f"{what} has type {type_id:,}, which this version does not know (a newer file, or a damaged one)"
-        ) from None
+        )
+    return opaque
 
 
 def _placed(reader: HeaderReader, entry: _Entry, data_start: int, alignment: int) -> TensorInfo:

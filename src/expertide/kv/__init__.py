@@ -47,7 +47,13 @@ class KVCache(Protocol):
         """
         ...
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> Snapshot:
+        """A point that `restore` returns to. For state that cannot be cut back (recurrent layers, windows).
+
+        Nobody calls the two yet: the engine cuts lists of rows back with `truncate`. They are here so that such a model
+        is one more class, not another interface.
+        """
+        ...
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of this cache; later ones become invalid."""

@@ -18,13 +18,11 @@ class RamBudget:
 
     Attributes:
         is_auto: nobody gave a number; it follows from what was free.
-        reserve_bytes: what `auto` left to everyone else; 0 for a given number.
         warnings: sentences worth telling the user.
     """
 
     budget_bytes: int
     is_auto: bool
-    reserve_bytes: int
     warnings: tuple[str, ...] = ()
 
 
@@ -39,8 +37,8 @@ def resolve(ram: str | int, topology: Topology) -> RamBudget:
         BudgetError: more than the machine or its container has.
     """
     if isinstance(ram, str) and ram.strip().lower() == "auto":
-        reserve = _reserve(topology.ram_available_bytes)
-        return RamBudget(topology.ram_available_bytes - reserve, is_auto=True, reserve_bytes=reserve)
+        available = topology.ram_available_bytes
+        return RamBudget(available - _reserve(available), is_auto=True)
     budget = parse_size(ram) if isinstance(ram, str) else ram
     if budget < _SMALLEST_SENSIBLE:
         raise RequestError(
@@ -58,7 +56,7 @@ def resolve(ram: str | int, topology: Topology) -> RamBudget:
             f"--ram {format_size(budget)} is more than the {format_size(topology.ram_available_bytes)} that are free "
             "now; other programs may have to swap",
         )
-    return RamBudget(budget, is_auto=False, reserve_bytes=0, warnings=warnings)
+    return RamBudget(budget, is_auto=False, warnings=warnings)
 
 
 def _reserve(available: int) -> int:

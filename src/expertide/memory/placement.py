@@ -16,11 +16,11 @@ that a decode step could not go on, so the plan refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from expertide.errors import BudgetError, RequestError
-from expertide.formats.tensors import ExpertCatalog
+from expertide.formats.tensors import ByteRange, ExpertCatalog, ExpertPart
 from expertide.memory.arena import PAGE_BYTES
 from expertide.units import MIB, exact_size, format_size, round_down, round_up
 
@@ -108,16 +108,18 @@ class Plan:
         return sum(self.shares.values())
 
     @property
-    def holds_all_experts(self) -> bool:
-        return self.expert_cache_bytes >= self.all_experts_bytes
-
-    @property
     def cached_share(self) -> float:
         """Which part of all routed experts fits into the cache, 0..1; 1 for dense-only models."""
         return self.expert_cache_bytes / self.all_experts_bytes if self.all_experts_bytes else 1.0
 
 
-def expert_window_bytes(catalog: ExpertCatalog | None, alignment: int = PAGE_BYTES) -> dict[int, int]:
+def window_pages(where: ByteRange) -> int:
+    """Pages of arena that the aligned window around a range takes."""
+    end = round_up(where.offset + where.nbytes, PAGE_BYTES)
+    return (end - round_down(where.offset, PAGE_BYTES)) // PAGE_BYTES
+
+
+def expert_window_bytes(catalog: ExpertCatalog | None) -> dict[int, int]:
     """What one expert of each MoE layer takes in the arena: an aligned window around every part.
 
     The largest expert of the layer counts: where a part begins inside its first page differs from expert to expert.
@@ -125,16 +127,20 @@ def expert_window_bytes(catalog: ExpertCatalog | None, alignment: int = PAGE_BYT
     if catalog is None:
         return {}
     return {
-        layer_id: max(
-            sum(
-                round_up(part.ranges[expert].offset + part.nbytes, alignment)
-                - round_down(part.ranges[expert].offset, alignment)
-                for part in parts
-            )
-            for expert in range(catalog.num_experts)
-        )
+        layer_id: PAGE_BYTES * max(_expert_pages(parts, expert) for expert in range(catalog.num_experts))
         for layer_id, parts in catalog.layers.items()
     }
+
+
+def smallest_window_bytes(catalog: ExpertCatalog) -> int:
+    """Arena bytes of the smallest expert: capacity divided by this bounds the number of slots."""
+    return PAGE_BYTES * min(
+        _expert_pages(parts, expert) for parts in catalog.layers.values() for expert in range(catalog.num_experts)
+    )
+
+
+def _expert_pages(parts: Sequence[ExpertPart], expert: int) -> int:
+    return sum(window_pages(part.ranges[expert]) for part in parts)
 
 
 def smallest_cache_bytes(window_bytes: Mapping[int, int], num_experts: int, num_experts_per_tok: int) -> int:

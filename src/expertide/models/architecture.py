@@ -11,8 +11,9 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from expertide.experts.stats import Phase as Phase
 from expertide.formats.tensors import ExpertCatalog, TensorInfo
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from expertide.kernels.qtensor import QTensor
     from expertide.kv import KVCache
     from expertide.models.trace import Tracer
-
-Phase = Literal["prefill", "decode"]
 
 
 class Config(Protocol):

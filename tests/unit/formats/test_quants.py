@@ -18,8 +18,7 @@ def test_a_type_is_found_by_number_and_name(quant: QuantType) -> None:
     assert quant.can_decode
 
 
-def test_there_are_sixteen_types_and_others_are_refused_by_name() -> None:
-    assert len(QUANT_TYPES) == 16
+def test_types_without_a_decoder_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"tensor type 16 has no decoder; known: F32, F16"):
         by_id(16)
     with pytest.raises(UnsupportedError, match="tensor type 'Q9_K' has no decoder"):

@@ -3,11 +3,14 @@
 A file may carry such tensors beside those a model needs (token tables of integers), and `inspect` shows any file. The
 error comes when somebody wants their values. Sizes: GGML_QUANT_SIZES in the `gguf` package; for safetensors the
 format's own table of dtypes.
+
+A type that gets a decoder may keep its line here: the decoder wins.
 """
 
 from __future__ import annotations
 
 from expertide.errors import UnsupportedError
+from expertide.formats.quants import QUANT_TYPES
 from expertide.formats.quants.base import Bytes, Floats, QuantType
 
 
@@ -47,4 +50,7 @@ _GGML_OTHERS = (
     OpaqueType("NVFP4", 40, 64, 36),
     OpaqueType("Q1_0", 41, 128, 18),
 )
-GGML_OPAQUE: dict[int, OpaqueType] = {quant.ggml_id: quant for quant in _GGML_OTHERS}
+# Those without a decoder, by their number in GGUF files.
+GGML_OPAQUE: dict[int, OpaqueType] = {
+    quant.ggml_id: quant for quant in _GGML_OTHERS if quant.ggml_id not in QUANT_TYPES
+}
