@@ -1,7 +1,4 @@
 // The portable baseline: what any 64-bit machine of the build's architecture can run.
-// Vectors of 32 bytes pass through inline functions only: no other unit depends on how.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 #include <stdint.h>
 #include <string.h>
 
