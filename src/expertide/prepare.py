@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from expertide import _native
 from expertide.errors import RequestError
 from expertide.formats import open_model
 from expertide.formats.tensors import ExpertCatalog, ModelFiles
+from expertide.kernels import tiles
 from expertide.memory import budget, placement, topology
 from expertide.memory.budget import RamBudget
 from expertide.memory.placement import ModelNeeds, Plan
@@ -115,7 +117,14 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
-    needs = needs_of(architecture, catalog, num_merges=_num_merges(files), num_threads=num_threads, kv_dtype=kv_dtype)
+    needs = needs_of(
+        architecture,
+        catalog,
+        num_merges=_num_merges(files),
+        num_threads=num_threads,
+        kv_dtype=kv_dtype,
+        decodes_tiles=settings.kernels == "reference" or not _all_native(architecture, catalog),
+    )
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
         files=files,
@@ -159,25 +168,45 @@ def _plan(needs: ModelNeeds, ram: RamBudget, options: Options) -> Plan:
 
 
 def needs_of(
-    architecture: Architecture, catalog: ExpertCatalog | None, *, num_merges: int, num_threads: int, kv_dtype: str
+    architecture: Architecture,
+    catalog: ExpertCatalog | None,
+    *,
+    num_merges: int,
+    num_threads: int,
+    kv_dtype: str,
+    decodes_tiles: bool,
 ) -> ModelNeeds:
-    """What this model asks of memory, for `placement.plan`."""
+    """What this model asks of memory, for `placement.plan`.
+
+    Args:
+        decodes_tiles: some matrix runs on the reference kernels, which decode it in tiles.
+    """
     config = architecture.config
     dtype_bytes = 4 if kv_dtype == "float32" else 2
     resident = sum(tensor.nbytes for tensor in architecture.resident_tensors())
+    # Every op of the architecture's bound counts these tiles once.
+    unused_bytes = 0 if decodes_tiles else tiles.decoding_bytes()
     return ModelNeeds(
         interpreter_bytes=_interpreter_bytes() + num_threads * THREAD_BYTES,
         tokenizer_bytes=tokenizer_bytes(config.vocab_size, num_merges),
         resident_bytes=resident,
         decoded_bytes=architecture.decoded_copy_bytes(dtype_bytes),
         kv_bytes_per_token=architecture.kv_bytes_per_token(dtype_bytes),
-        workspace_bytes=architecture.workspace_bytes,
+        workspace_bytes=lambda chunk: architecture.workspace_bytes(chunk) - unused_bytes,
         max_context=config.context_length,
         prefill_chunk=architecture.default_prefill_chunk,
         expert_window_bytes=placement.expert_window_bytes(catalog),
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
     )
+
+
+def _all_native(architecture: Architecture, catalog: ExpertCatalog | None) -> bool:
+    """Whether the native kernels multiply with every type of this file as it is packed."""
+    quants = {tensor.quant.ggml_id for tensor in architecture.resident_tensors()}
+    if catalog is not None:
+        quants |= {part.quant.ggml_id for parts in catalog.layers.values() for part in parts}
+    return quants.issubset(_native.quant_types())
 
 
 def _interpreter_bytes() -> int:

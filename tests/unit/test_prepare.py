@@ -8,7 +8,10 @@ from importlib.util import spec_from_file_location
 
 import pytest
 
+from expertide import _native
 from expertide.errors import BudgetError
+from expertide.formats.quants import by_name
+from expertide.kernels import tiles
 from expertide.options import Options
 from expertide.prepare import (
     CUDA_INTERPRETER_BYTES,
@@ -17,6 +20,7 @@ from expertide.prepare import (
     prepare,
     with_measured_interpreter,
 )
+from expertide.settings import Settings
 from expertide.units import MIB
 
 
@@ -67,3 +71,13 @@ def test_a_torch_built_for_gpus_is_known_without_importing_it(tmp_path, monkeypa
     spec = spec_from_file_location("torch", package / "__init__.py")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     assert prepare("demo", Options(threads=1)).needs.interpreter_bytes == expected + THREAD_BYTES
+
+
+def test_tiles_of_the_reference_kernels_are_planned_only_where_they_are_decoded(monkeypatch):
+    native = prepare("demo", Options()).plan.workspace_bytes
+    reference = prepare("demo", Options(), Settings(kernels="reference")).plan.workspace_bytes
+    assert reference - native == tiles.decoding_bytes()
+    # One type that only the reference knows is enough.
+    known = _native.quant_types()
+    monkeypatch.setattr("expertide._native.quant_types", lambda: [i for i in known if i != by_name("Q4_K").ggml_id])
+    assert prepare("demo", Options()).plan.workspace_bytes == reference
