@@ -57,6 +57,19 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
 }  # fmt: skip
 
+# An editable install (`make setup`) finds the package before PYTHONPATH does; the mutant must be what is tested.
+LAUNCH = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+import expertide, pytest
+from expertide import _native
+for module in (expertide, _native):
+    if not module.__file__.startswith(sys.argv[1]):
+        print(f"tests {module.__file__}, not the mutant in {sys.argv[1]}")
+        sys.exit(99)
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,9 +122,11 @@ def _build(copy: Path) -> None:
 
 def _run_test(copy: Path) -> bool:
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=120", TEST],
+        [sys.executable, "-c", LAUNCH, str(copy), "-x", "-q", "--no-header", "--timeout=120", TEST],
         cwd=copy, env={**os.environ, "PYTHONPATH": str(copy / "src")}, capture_output=True, text=True, errors="replace",
     )  # fmt: skip
+    if result.returncode == 99:
+        sys.exit(result.stdout)
     lines = [line for line in result.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
     closing = (result.stdout.strip().splitlines() or ["no output"])[-1]
     for line in lines[:4]:
