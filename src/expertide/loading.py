@@ -26,7 +26,7 @@ from expertide.memory import heap
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.reader import Reader
 from expertide.models.trace import Tracer
-from expertide.prepare import Prepared
+from expertide.prepare import Prepared, types_without_native_kernels
 from expertide.units import MIB
 
 Progress = Callable[[str, int, int], None]
@@ -82,13 +82,7 @@ class Runtime:
         """One sentence on the quant types that the native kernels lack."""
         if self._kernels.name != "native":
             return ()
-        from expertide import _native
-
-        used = {tensor.quant for tensor in self.prepared.architecture.resident_tensors()}
-        if self.prepared.catalog is not None:
-            used |= {part.quant for parts in self.prepared.catalog.layers.values() for part in parts}
-        native = frozenset(_native.quant_types())
-        slow = sorted(quant.name for quant in used if quant.ggml_id not in native)
+        slow = types_without_native_kernels(self.prepared.architecture, self.prepared.catalog)
         return (f"no native kernel for {', '.join(slow)}: such tensors run on the reference kernels",) if slow else ()
 
     def close(self) -> None:

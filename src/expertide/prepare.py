@@ -116,7 +116,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         num_merges=_num_merges(files),
         num_threads=num_threads,
         kv_dtype=kv_dtype,
-        decodes_tiles=settings.kernels == "reference" or not _all_native(architecture, catalog),
+        decodes_tiles=settings.kernels == "reference" or bool(types_without_native_kernels(architecture, catalog)),
     )
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
@@ -194,12 +194,13 @@ def needs_of(
     )
 
 
-def _all_native(architecture: Architecture, catalog: ExpertCatalog | None) -> bool:
-    """Whether the native kernels multiply with every type of this file as it is packed."""
-    quants = {tensor.quant.ggml_id for tensor in architecture.resident_tensors()}
+def types_without_native_kernels(architecture: Architecture, catalog: ExpertCatalog | None) -> list[str]:
+    """Names of this file's quant types that only the reference kernels can multiply with."""
+    used = {tensor.quant for tensor in architecture.resident_tensors()}
     if catalog is not None:
-        quants |= {part.quant.ggml_id for parts in catalog.layers.values() for part in parts}
-    return quants.issubset(_native.quant_types())
+        used |= {part.quant for parts in catalog.layers.values() for part in parts}
+    native = frozenset(_native.quant_types())
+    return sorted(quant.name for quant in used if quant.ggml_id not in native)
 
 
 def _interpreter_bytes() -> int:

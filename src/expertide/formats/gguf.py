@@ -27,7 +27,7 @@ from expertide.errors import FormatError, UnsupportedError
 from expertide.formats.gguf_values import GgufMetadata, ValueReader
 from expertide.formats.header_reader import HeaderReader, shown, shown_path
 from expertide.formats.metadata import Metadata
-from expertide.formats.places import check_no_overlap
+from expertide.formats.places import check_no_overlap, occurs_twice
 from expertide.formats.quants import QuantType, by_id
 from expertide.formats.quants.opaque import GGML_OPAQUE
 from expertide.formats.sniff import GGUF_MAGIC, container_of, piece_hint
@@ -124,11 +124,7 @@ def _joined(parts: list[_Part], warnings: list[str]) -> ModelFiles:
     for file_id, part in enumerate(parts):
         for tensor in part.tensors:
             if tensor.name in tensors:
-                other = parts[tensors[tensor.name].file_id]
-                raise FormatError(
-                    f"{shown_path(part.path)}: tensor {shown(tensor.name)} occurs twice: here and in"
-                    f" {shown_path(Path(other.path.name))}"
-                )
+                raise occurs_twice(tensor.name, part.path, parts[tensors[tensor.name].file_id].path)
             tensors[tensor.name] = _in_file(tensor, file_id)
         warnings += part.warnings
     return ModelFiles(

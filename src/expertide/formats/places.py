@@ -1,11 +1,13 @@
-"""The check that all containers share: tensors of one file must not lie over one another."""
+"""What all containers share about where tensors lie: none over another in one file, none twice in a set of files."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 
-from expertide.formats.header_reader import HeaderReader, shown
+from expertide.errors import FormatError
+from expertide.formats.header_reader import HeaderReader, shown, shown_path
 from expertide.formats.tensors import TensorInfo
 
 
@@ -23,3 +25,10 @@ def check_no_overlap(reader: HeaderReader, tensors: Iterable[TensorInfo]) -> Non
                 f"tensors {shown(before.name)} and {shown(after.name)} overlap: the first ends at {end:,}, the second"
                 f" begins at {after.offset:,}"
             )
+
+
+def occurs_twice(name: str, here: Path, there: Path) -> FormatError:
+    """The refusal of a tensor that two files of one model hold."""
+    return FormatError(
+        f"{shown_path(here)}: tensor {shown(name)} occurs twice: here and in {shown_path(Path(there.name))}"
+    )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from expertide.errors import FormatError
 from expertide.formats.header_reader import HeaderReader, shown, shown_path
-from expertide.formats.places import check_no_overlap
+from expertide.formats.places import check_no_overlap, occurs_twice
 from expertide.formats.quants import QuantType, by_name
 from expertide.formats.quants.opaque import OpaqueType
 from expertide.formats.sniff import container_of
@@ -98,11 +98,7 @@ def open_safetensors(path: Path) -> ModelFiles:
     for file_id, shard in enumerate(shards):
         for tensor in shard.tensors:
             if tensor.name in tensors:
-                other = shards[tensors[tensor.name].file_id]
-                raise FormatError(
-                    f"{shown_path(shard.path)}: tensor {shown(tensor.name)} occurs twice: here and in"
-                    f" {shown_path(Path(other.path.name))}"
-                )
+                raise occurs_twice(tensor.name, shard.path, shards[tensors[tensor.name].file_id].path)
             tensors[tensor.name] = TensorInfo(
                 tensor.name, tensor.shape, tensor.quant, file_id, tensor.offset, tensor.nbytes
             )
