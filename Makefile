@@ -5,6 +5,8 @@
 #   make check         format, lint, types, floors, unit and fault tests
 #   make check-large   a 10.4 GB model inside 4 GiB (needs the right to make a memory cgroup)
 #   make bench         prefill and decode rates of the demo model, as JSON
+#   make bench-cpu     the README's table: expertide and llama.cpp in turns on the large file (PEER_PYTHON names a Python
+#                      with llama-cpp-python; half an hour on a machine that does nothing else)
 #   make wheel         dist/expertide-*.whl
 #   make setup         everything a developer needs, nothing run
 #   make clean         what was built goes; the virtual environment and the large file stay
@@ -16,6 +18,7 @@ PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
 LARGE ?= build/large/v2lite.gguf
+PEER_PYTHON ?=
 PROMPT ?= Tell me a story about a fox.
 
 BIN := $(VENV)/bin
@@ -25,7 +28,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/kernels/*.*)
 SOURCES := src tests tools demo_model benchmarks
 
 .DELETE_ON_ERROR:
-.PHONY: demo test setup check format check-large bench wheel clean
+.PHONY: demo test setup check format check-large bench bench-cpu wheel clean
 
 # A quarter of what all 160 routed experts take (14.8 MiB); the rest is read from the file when the router asks for it.
 DEMO_CACHE := 3776KiB
@@ -55,6 +58,9 @@ check-large: $(VENV)/.test-tools
 bench: $(VENV)/.installed
 	@mkdir -p build
 	$(BIN)/expertide bench demo --json build/bench.json
+
+bench-cpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/cpu.py --model $(LARGE) $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 wheel: $(VENV)/.test-tools
 	$(BIN)/python -m build --wheel --outdir dist .

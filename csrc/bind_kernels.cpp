@@ -39,6 +39,11 @@ Matrix matrix(const MatrixSpec& spec) {
 
 PartSpec part_spec(const Part& part) { return {std::get<0>(part), std::get<1>(part), std::get<2>(part)}; }
 
+void check_block(int64_t block, int64_t cols) {
+  if (block != 32 && block != kSuperBlock) throw std::invalid_argument("activations have blocks of 32 or 256 values");
+  if (cols < 0 || cols % block != 0) throw std::invalid_argument("the row does not divide into its blocks");
+}
+
 std::vector<int> native_types() {
   std::vector<int> ids;
   for (int id = 0; id < kNumQuantIds; ++id) {
@@ -56,7 +61,17 @@ void bind_kernels(nb::module_& m) {
   m.def("isa", [] { return std::string(active_isa().name); });
   m.def("quant_types", &native_types);
   m.def("row_bytes", &checked_row_bytes, "type"_a, "cols"_a);
-  m.attr("Q8_K_BLOCK_BYTES") = static_cast<int>(sizeof(BlockQ8K));
+  m.def("available_isas", &available_isas);
+  m.def("set_activation_bits", &set_activation_bits, "bits"_a);
+  m.def("activation_bits", &activation_bits);
+  m.def(
+      "quantized_layout",
+      [](int64_t block, int64_t cols) {
+        check_block(block, cols);
+        const QuantizedLayout layout = quantized_layout(block, cols);
+        return std::make_tuple(layout.scale, layout.sums32, layout.sums16, layout.nbytes);
+      },
+      "block"_a, "cols"_a);
 
   m.def(
       "linear",
@@ -105,12 +120,12 @@ void bind_kernels(nb::module_& m) {
       },
       "gate"_a, "up"_a, "count"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def(
-      "quantize_q8_k",
-      [](Address x, int64_t cols, Address out) {
-        if (cols < 0 || cols % kSuperBlock != 0) throw std::invalid_argument("Q8_K blocks hold 256 values");
-        active_isa().quantize_q8_k(pointer<const float>(x), cols, pointer<BlockQ8K>(out));
+      "quantize",
+      [](Address x, int64_t block, int64_t cols, Address out) {
+        check_block(block, cols);
+        active_isa().quantize(pointer<const float>(x), block, cols, pointer<uint8_t>(out));
       },
-      "x"_a, "cols"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>());
+      "x"_a, "block"_a, "cols"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("moe_workspace_bytes", &moe_workspace_bytes, "hidden"_a, "inner"_a, "num_tokens"_a, "k"_a);
 
   nb::class_<MoeLayer>(m, "MoeLayer")
@@ -125,19 +140,20 @@ void bind_kernels(nb::module_& m) {
       .def(
           "run",
           [](MoeLayer& self, ThreadPool& pool, Address x, Address ids, Address weights, int64_t num_tokens, int64_t k,
-             Address out) {
+             Address out, bool defer) {
             nb::gil_scoped_release release;
             return self.run(pool, pointer<const float>(x), pointer<const int32_t>(ids), pointer<const float>(weights),
-                            num_tokens, k, pointer<float>(out));
+                            num_tokens, k, pointer<float>(out), defer);
           },
-          "pool"_a, "x"_a, "ids"_a, "weights"_a, "num_tokens"_a, "k"_a, "out"_a)
+          "pool"_a, "x"_a, "ids"_a, "weights"_a, "num_tokens"_a, "k"_a, "out"_a, "defer"_a = false)
       .def(
           "finish",
-          [](MoeLayer& self, ThreadPool& pool, const std::vector<int32_t>& experts, bool last) {
+          [](MoeLayer& self, ThreadPool& pool, const std::vector<int32_t>& experts, bool last, int64_t max_experts) {
             nb::gil_scoped_release release;
-            return self.finish(pool, experts, last);
+            return self.finish(pool, experts, last, max_experts);
           },
-          "pool"_a, "experts"_a, "last"_a)
+          "pool"_a, "experts"_a, "last"_a, "max_experts"_a = 0)
       .def("abort", &MoeLayer::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_waiting", &MoeLayer::num_waiting)
       .def_prop_ro("is_pending", &MoeLayer::is_pending);
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "file_reader.h"
+#include "memory_rate.h"
 #include "residency.h"
 #include "thread_pool.h"
 
@@ -70,6 +71,13 @@ void bind_thread_pool(nb::module_& m) {
             return sum.load();
           },
           "n"_a, "grain"_a, Unlocked(), "0 + 1 + ... + n-1, by one parallel loop.");
+  m.def(
+      "xor_words",
+      [](ThreadPool& pool, uint64_t data, int64_t nbytes) {
+        return xor_words(pool, reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(data)), nbytes / 8);
+      },
+      "pool"_a, "data"_a, "nbytes"_a, Unlocked(),
+      "Exclusive or of all 64-bit words: reads memory as fast as it comes, by all threads of the pool.");
 }
 
 void bind_file_reader(nb::module_& m) {
@@ -80,16 +88,16 @@ void bind_file_reader(nb::module_& m) {
       .def(
           "submit",
           [](FileReader& self, Residency& residency,
-             const std::vector<std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t>>& windows) {
+             const std::vector<std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t>>& windows, bool background) {
             std::vector<WindowRead> reads;
             reads.reserve(windows.size());
             for (const auto& [slot, file_id, offset, window_nbytes, need_nbytes, dest] : windows) {
               reads.push_back({slot, file_id, offset, window_nbytes, need_nbytes, dest});
             }
             nb::gil_scoped_release unlocked;
-            self.submit(&residency, reads);
+            self.submit(&residency, reads, background ? Priority::kBackground : Priority::kDemand);
           },
-          "residency"_a, "windows"_a, nb::keep_alive<1, 2>(),
+          "residency"_a, "windows"_a, "background"_a = false, nb::keep_alive<1, 2>(),
           "Queue (slot, file_id, offset, window_nbytes, need_nbytes, dest) reads; each counts its slot down.")
       .def(
           "read_many",
@@ -108,11 +116,17 @@ void bind_file_reader(nb::module_& m) {
           },
           "file_id"_a, "offset"_a, "nbytes"_a, "dest"_a, Unlocked())
       .def_prop_ro("num_submitted", &FileReader::num_submitted)
-      .def("stats",
-           [](const FileReader& self) {
-             const ReadStats stats = self.stats();
-             return std::make_tuple(stats.read_bytes, stats.num_reads, stats.busy_ns);
-           })
+      .def(
+          "stats",
+          [](const FileReader& self, bool background) {
+            const ReadStats stats = self.stats(background ? Priority::kBackground : Priority::kDemand);
+            return std::make_tuple(stats.read_bytes, stats.num_reads, stats.busy_ns);
+          },
+          "background"_a = false)
+      .def("set_background_limit", &FileReader::set_background_limit, "limit"_a)
+      .def("wait_background", &FileReader::wait_background, "max_pending"_a, "timeout_ms"_a, Unlocked(),
+           "Wait until at most so many background reads are queued or running; returns how many are.")
+      .def("cancel_background", &FileReader::cancel_background, Unlocked())
       .def(
           "keep", [](FileReader&, nb::object) {}, "memory"_a, nb::keep_alive<1, 2>(),
           "Keep the owner of destinations alive as long as this reader, whose threads may be writing to them.")
@@ -151,13 +165,15 @@ void bind_residency(nb::module_& m) {
       .def(
           "reserve",
           [](Residency& self, int slot, int layer, int expert, const std::vector<uint64_t>& parts, int num_reads,
-             bool transient) {
+             bool transient, int origin) {
+            if (origin < 0 || origin >= kNumOrigins) throw std::invalid_argument("no such origin of a load");
             if (parts.size() != static_cast<size_t>(self.num_parts())) {
               throw std::invalid_argument("one address per part is needed");
             }
-            self.reserve(slot, layer, expert, parts.data(), num_reads, transient);
+            self.reserve(slot, layer, expert, parts.data(), num_reads, transient, static_cast<Origin>(origin));
           },
-          "slot"_a, "layer"_a, "expert"_a, "parts"_a, "num_reads"_a, "transient"_a)
+          "slot"_a, "layer"_a, "expert"_a, "parts"_a, "num_reads"_a, "transient"_a, "origin"_a = 0,
+          "origin: 0 demand, 1 start-up fill, 2 read ahead, 3 predicted")
       .def("complete", &Residency::complete, "slot"_a)
       .def(
           "fail",
@@ -179,6 +195,20 @@ void bind_residency(nb::module_& m) {
              return std::make_tuple(sums.requests, sums.hits, sums.misses, sums.needed_bytes);
            },
            "phase"_a, "(requests, hits, misses, needed_bytes) since construction")
+      .def("origins",
+           [](const Residency& self, int origin) {
+             if (origin < 0 || origin >= kNumOrigins) throw std::invalid_argument("no such origin of a load");
+             const OriginCounters sums = self.origins(static_cast<Origin>(origin));
+             return std::make_tuple(sums.loads, sums.useful, sums.late, sums.wasted);
+           },
+           "origin"_a, "(loads, useful, late, wasted) since construction")
+      .def_prop_ro("decode_requests",
+                   [](nb::handle self) {
+                     Residency& r = residency_of(self);
+                     return view<const int64_t>(self, r.decode_requests_data(),
+                                                {size_t(r.num_layers()), size_t(r.num_experts())});
+                   })
+      .def_prop_ro("decode_steps", &Residency::decode_steps)
       .def_prop_ro("clock", &Residency::clock)
       .def("total_leases", &Residency::total_leases)
       .def_prop_ro("table",

@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 // Through this much aligned memory per call go direct reads whose destination is not aligned like the file.
 constexpr int64_t kBounceBytes = int64_t{1} << 20;
+// Between two of these a background read lets demand go first: 8 threads in the middle of one are 4 MiB, 2-8 ms of disk.
+constexpr int64_t kBackgroundPieceBytes = int64_t{512} << 10;
 // Below this a direct read costs more than a page of cache.
 constexpr int64_t kSmallBytes = int64_t{64} << 10;
 
@@ -50,8 +52,12 @@ struct FileReader::Batch {
   ReadFailure failure;
 };
 
+// Whose bytes the reads of this thread count as.
+static thread_local Priority current_priority = Priority::kDemand;
+
 FileReader::FileReader(int num_threads, bool serial) : is_serial_(serial) {
   if (num_threads < 1 || num_threads > 256) throw std::invalid_argument("a reader has 1 to 256 threads");
+  background_limit_ = num_threads;
   if (serial) return;
   try {
     for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
@@ -96,7 +102,7 @@ FileReader::File& FileReader::file(int file_id) const {
 
 bool FileReader::is_direct(int file_id) const { return file(file_id).is_direct; }
 
-void FileReader::submit(Residency* residency, const std::vector<WindowRead>& reads) {
+void FileReader::submit(Residency* residency, const std::vector<WindowRead>& reads, Priority priority) {
   std::vector<Job> jobs;
   jobs.reserve(reads.size());
   for (const WindowRead& read : reads) {
@@ -108,10 +114,13 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     Job job;
     job.residency = residency;
     job.read = read;
+    job.priority = priority;
     jobs.push_back(job);
   }
   enqueue(jobs);
-  num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
+  if (priority == Priority::kDemand) {
+    num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
+  }
 }
 
 void FileReader::read_many(const std::vector<ExactRead>& reads) {
@@ -140,21 +149,21 @@ void FileReader::read_many(const std::vector<ExactRead>& reads) {
 }
 
 void FileReader::enqueue(const std::vector<Job>& jobs) {
+  if (jobs.empty()) return;
+  const Priority priority = jobs.front().priority;  // of all of them
   bool is_refused = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_refused = closed_;
     if (!is_refused) {
       // First what can run out of memory: a throw then leaves nothing behind.
-      if (!is_serial_) queue_.insert(queue_.end(), jobs.begin(), jobs.end());
-      begin_busy(static_cast<int64_t>(jobs.size()));
+      std::deque<Job>& queue = priority == Priority::kDemand ? queue_ : background_;
+      if (!is_serial_) queue.insert(queue.end(), jobs.begin(), jobs.end());
+      begin_busy(priority, static_cast<int64_t>(jobs.size()));
     }
   }
   if (is_refused) {
-    for (const Job& job : jobs) {
-      ReadFailure failure{ECANCELED, job.read.file_id, job.read.offset, job.read.need_nbytes, 0};
-      end(job, &failure);
-    }
+    cancel({jobs.begin(), jobs.end()});
     return;
   }
   if (!is_serial_) {
@@ -169,10 +178,20 @@ void FileReader::work() {
     Job job;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return closed_ || !queue_.empty(); });
-      if (queue_.empty()) return;  // closed
-      job = queue_.front();
-      queue_.pop_front();
+      const auto can_take_background = [this] {
+        return !background_.empty() && num_background_running_ < background_limit_;
+      };
+      wake_.wait(lock, [&] { return closed_ || !queue_.empty() || can_take_background(); });
+      if (!queue_.empty()) {
+        job = queue_.front();
+        queue_.pop_front();
+      } else if (can_take_background()) {
+        job = background_.front();
+        background_.pop_front();
+        ++num_background_running_;
+      } else {
+        return;  // closed
+      }
     }
     run(job);
   }
@@ -180,13 +199,53 @@ void FileReader::work() {
 
 void FileReader::run(const Job& job) {
   ReadFailure failure;
-  const bool is_good = job.residency ? read_window(job.read, &failure) : read_exact(job.read, &failure);
+  const bool is_background = job.priority == Priority::kBackground;
+  const Priority before = current_priority;
+  current_priority = job.priority;
+  const bool is_good = is_background    ? read_in_pieces(job.read, &failure)
+                       : job.residency ? read_window(job.read, &failure)
+                                       : read_exact(job.read, &failure);
+  current_priority = before;
   {
     // Before the end is told: whoever sees its read done also finds it in the statistics.
     std::lock_guard<std::mutex> lock(mutex_);
-    end_busy();
+    if (is_background && !is_serial_) --num_background_running_;
+    end_busy(job.priority);
   }
   end(job, is_good ? nullptr : &failure);
+  if (is_background) {
+    wake_.notify_one();  // another background read may begin
+    background_ended_.notify_all();
+  }
+}
+
+// Demand that has come meanwhile goes first, on this very thread.
+void FileReader::serve_demand() {
+  for (;;) {
+    Job job;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (queue_.empty()) return;
+      job = queue_.front();
+      queue_.pop_front();
+    }
+    run(job);
+  }
+}
+
+bool FileReader::read_in_pieces(const WindowRead& read, ReadFailure* failure) {
+  for (int64_t at = 0; at < read.need_nbytes; at += kBackgroundPieceBytes) {
+    if (!is_serial_) serve_demand();
+    WindowRead piece = read;
+    piece.offset += at;
+    piece.dest += static_cast<uint64_t>(at);
+    piece.window_nbytes = std::min(read.window_nbytes - at, kBackgroundPieceBytes);
+    piece.need_nbytes = std::min(read.need_nbytes - at, kBackgroundPieceBytes);
+    if (read_window(piece, failure)) continue;
+    *failure = {failure->error, read.file_id, read.offset, read.need_nbytes, at + failure->got};
+    return false;
+  }
+  return true;
 }
 
 void FileReader::end(const Job& job, const ReadFailure* failure) {
@@ -207,30 +266,68 @@ void FileReader::end(const Job& job, const ReadFailure* failure) {
   if (--job.batch->pending == 0) job.batch->done.notify_all();
 }
 
-void FileReader::begin_busy(int64_t num_jobs) {
-  if (num_jobs == 0) return;
-  if (num_unfinished_ == 0) busy_since_ = std::chrono::steady_clock::now();
-  num_unfinished_ += num_jobs;
+void FileReader::cancel(const std::deque<Job>& jobs) {
+  for (const Job& job : jobs) {
+    ReadFailure failure{ECANCELED, job.read.file_id, job.read.offset, job.read.need_nbytes, 0};
+    end(job, &failure);
+  }
 }
 
-void FileReader::end_busy() {
-  if (--num_unfinished_ > 0) return;
-  busy_ns_ +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - busy_since_).count();
+void FileReader::begin_busy(Priority priority, int64_t num_jobs) {
+  if (num_jobs == 0) return;
+  Books& sums = books(priority);
+  if (sums.num_unfinished == 0) sums.busy_since = std::chrono::steady_clock::now();
+  sums.num_unfinished += num_jobs;
+}
+
+void FileReader::end_busy(Priority priority) {
+  Books& sums = books(priority);
+  if (--sums.num_unfinished > 0) return;
+  sums.busy_ns +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - sums.busy_since).count();
   idle_.notify_all();
 }
 
-ReadStats FileReader::stats() const {
+ReadStats FileReader::stats(Priority priority) const {
   std::lock_guard<std::mutex> lock(mutex_);
+  const Books& sums = books_[static_cast<int>(priority)];
   ReadStats stats;
-  stats.read_bytes = read_bytes_.load(std::memory_order_relaxed);
-  stats.num_reads = num_reads_.load(std::memory_order_relaxed);
-  stats.busy_ns = busy_ns_;
-  if (num_unfinished_ > 0) {
-    stats.busy_ns +=
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - busy_since_).count();
+  stats.read_bytes = sums.read_bytes.load(std::memory_order_relaxed);
+  stats.num_reads = sums.num_reads.load(std::memory_order_relaxed);
+  stats.busy_ns = sums.busy_ns;
+  if (sums.num_unfinished > 0) {
+    const auto open = std::chrono::steady_clock::now() - sums.busy_since;
+    stats.busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(open).count();
   }
   return stats;
+}
+
+void FileReader::set_background_limit(int limit) {
+  if (limit < 1) throw std::invalid_argument("at least one background read must be able to run");
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    background_limit_ = limit;
+  }
+  wake_.notify_all();
+}
+
+int64_t FileReader::wait_background(int64_t max_pending, int64_t timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const Books& sums = books(Priority::kBackground);
+  background_ended_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                             [&] { return sums.num_unfinished <= max_pending; });
+  return sums.num_unfinished;
+}
+
+void FileReader::cancel_background() {
+  std::deque<Job> cancelled;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled.swap(background_);
+    for (size_t i = 0; i < cancelled.size(); ++i) end_busy(Priority::kBackground);
+  }
+  cancel(cancelled);
+  background_ended_.notify_all();
 }
 
 void FileReader::close() {
@@ -241,17 +338,15 @@ void FileReader::close() {
     closed_ = true;
     cancelled.swap(queue_);
     threads.swap(threads_);
-    for (size_t i = 0; i < cancelled.size(); ++i) end_busy();
+    for (size_t i = 0; i < cancelled.size(); ++i) end_busy(Priority::kDemand);
   }
+  cancel_background();
   wake_.notify_all();
-  for (const Job& job : cancelled) {
-    ReadFailure failure{ECANCELED, job.read.file_id, job.read.offset, job.read.need_nbytes, 0};
-    end(job, &failure);
-  }
+  cancel(cancelled);
   for (std::thread& thread : threads) thread.join();
   std::unique_lock<std::mutex> lock(mutex_);
   // Reads may still run in threads that another close() is joining, or, serially, in a caller of submit.
-  idle_.wait(lock, [this] { return num_unfinished_ == 0; });
+  idle_.wait(lock, [this] { return books_[0].num_unfinished + books_[1].num_unfinished == 0; });
   for (auto& opened : files_) {
     for (int* fd : {&opened->direct_fd, &opened->buffered_fd}) {
       if (*fd >= 0) ::close(*fd);
@@ -364,8 +459,9 @@ int64_t FileReader::read_once(int file_id, bool direct, int64_t offset, int64_t 
   const ssize_t n = ::pread(direct ? source.direct_fd : source.buffered_fd, dest, static_cast<size_t>(nbytes), offset);
   int64_t got = n < 0 ? -static_cast<int64_t>(errno) : n;
   if (got > 0) {
-    read_bytes_.fetch_add(got, std::memory_order_relaxed);
-    num_reads_.fetch_add(1, std::memory_order_relaxed);
+    Books& sums = books(current_priority);
+    sums.read_bytes.fetch_add(got, std::memory_order_relaxed);
+    sums.num_reads.fetch_add(1, std::memory_order_relaxed);
   }
   if (has_faults_.load(std::memory_order_acquire)) got = apply_fault(file_id, offset, nbytes, dest, got);
   return got;

@@ -4,10 +4,15 @@
 //                              |  short: resume from the last whole 4 KiB
 //                              +- tail that O_DIRECT cannot take: pread(buffered)
 //
+// Two queues. Demand reads (somebody computes with them next) go first. Background reads (start-up fill, prefetch) begin
+// only when no demand read waits, a few at a time, in short pieces between which the same thread serves demand: a demand
+// read waits for pieces of background reads, never for whole ones, and every thread is there for it.
+//
 // Promises:
 // - Every submitted read ends in exactly one complete or fail, also when the reader is closed meanwhile.
 // - After the end of a read nobody writes to its destination any more; after close() no destination is written.
-// - read_bytes counts what the kernel handed over, windows and repeated pages included.
+// - read_bytes counts what the kernel handed over, windows and repeated pages included; demand and background apart.
+// - A background read ends in time whatever comes: once demand pauses it goes on, also with a limit of 1.
 #pragma once
 
 #include <atomic>
@@ -51,6 +56,8 @@ struct ReadStats {
   int64_t busy_ns = 0;    // time during which at least one read was queued or running
 };
 
+enum class Priority : int { kDemand = 0, kBackground = 1 };
+
 class FileReader {
  public:
   // serial: no threads; every read happens inside the call that asks for it, one after the other.
@@ -64,15 +71,24 @@ class FileReader {
   bool is_direct(int file_id) const;
 
   // Queue reads whose slots are `loading` with as many pending reads. After close() each of them fails with ECANCELED.
-  void submit(Residency* residency, const std::vector<WindowRead>& reads);
+  void submit(Residency* residency, const std::vector<WindowRead>& reads, Priority priority = Priority::kDemand);
 
-  // Windows taken on by submit so far; a submit that throws takes on none.
+  // Windows taken on by submit on demand so far; a submit that throws takes on none.
   int64_t num_submitted() const { return num_submitted_.load(std::memory_order_acquire); }
 
   // Read exactly these bytes and return when all are there. Throws the first ReadFailed, after all reads have ended.
   void read_many(const std::vector<ExactRead>& reads);
 
-  ReadStats stats() const;
+  // Most background reads that run at once, at least 1.
+  void set_background_limit(int limit);
+
+  // Block until at most `max_pending` background reads are queued or running, or the time is over; returns how many are.
+  int64_t wait_background(int64_t max_pending, int64_t timeout_ms);
+
+  // Queued background reads fail with ECANCELED; running ones finish.
+  void cancel_background();
+
+  ReadStats stats(Priority priority = Priority::kDemand) const;
 
   // Queued reads fail with ECANCELED, running ones finish, threads end, files close. May be called twice, also by two
   // threads at once: each returns when no read is under way any more.
@@ -93,6 +109,14 @@ class FileReader {
     Residency* residency = nullptr;  // a window of a slot,
     Batch* batch = nullptr;          // or a piece of a batch
     WindowRead read{};
+    Priority priority = Priority::kDemand;
+  };
+  struct Books {  // of one priority
+    std::atomic<int64_t> read_bytes{0};
+    std::atomic<int64_t> num_reads{0};
+    int64_t num_unfinished = 0;
+    std::chrono::steady_clock::time_point busy_since;
+    int64_t busy_ns = 0;
   };
   struct Fault {
     int file_id;
@@ -106,11 +130,15 @@ class FileReader {
   void enqueue(const std::vector<Job>& jobs);
   void run(const Job& job);
   static void end(const Job& job, const ReadFailure* failure);
-  void begin_busy(int64_t num_jobs);  // mutex held
-  void end_busy();                    // mutex held
+  static void cancel(const std::deque<Job>& jobs);
+  Books& books(Priority priority) { return books_[static_cast<int>(priority)]; }
+  void begin_busy(Priority priority, int64_t num_jobs);  // mutex held
+  void end_busy(Priority priority);                      // mutex held
 
   File& file(int file_id) const;
   bool read_window(const WindowRead& read, ReadFailure* failure);
+  bool read_in_pieces(const WindowRead& read, ReadFailure* failure);
+  void serve_demand();
   bool read_exact(const WindowRead& read, ReadFailure* failure);
   bool read_buffered(int file_id, int64_t offset, int64_t nbytes, uint8_t* dest, int* error, int64_t* got);
   int64_t read_once(int file_id, bool direct, int64_t offset, int64_t nbytes, uint8_t* dest);  // -errno on failure
@@ -119,17 +147,17 @@ class FileReader {
   const bool is_serial_;
   mutable std::mutex mutex_;  // guards everything down to the threads
   std::condition_variable wake_;
-  std::condition_variable idle_;  // num_unfinished_ fell to zero
+  std::condition_variable idle_;  // the number of unfinished reads of one kind fell to zero
+  std::condition_variable background_ended_;
   std::deque<Job> queue_;
+  std::deque<Job> background_;
+  int num_background_running_ = 0;
+  int background_limit_ = 1;
   bool closed_ = false;
-  int64_t num_unfinished_ = 0;
-  std::chrono::steady_clock::time_point busy_since_;
-  int64_t busy_ns_ = 0;
+  Books books_[2];
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::thread> threads_;
 
-  std::atomic<int64_t> read_bytes_{0};
-  std::atomic<int64_t> num_reads_{0};
   std::atomic<int64_t> num_submitted_{0};
 
   std::mutex fault_mutex_;

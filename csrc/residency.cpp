@@ -35,10 +35,12 @@ Residency::Residency(int num_layers, int num_experts, int num_parts, int max_slo
       slot_experts_(max_slots, -1),
       pending_reads_(max_slots, 0),
       transient_(max_slots, 0),
+      origins_(max_slots, Origin::kDemand),
       has_failure_(max_slots, 0),
       failures_(max_slots),
       frequency_(static_cast<size_t>(num_layers) * num_experts, 0.0f),
       last_use_(static_cast<size_t>(num_layers) * num_experts, -1),
+      decode_requests_(static_cast<size_t>(num_layers) * num_experts, 0),
       expert_nbytes_(num_layers, 0),
       seen_(num_experts, 0) {
   const size_t num_names = static_cast<size_t>(num_layers) * num_experts;
@@ -75,15 +77,18 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
     const int64_t idle = last_use_[i] < 0 ? 0 : now - last_use_[i];
     frequency_[i] = static_cast<float>(frequency_[i] * std::pow(decay_, static_cast<double>(idle))) + 1.0f;
     last_use_[i] = now;
+    if (phase_ == Phase::kDecode) ++decode_requests_[i];
     const int slot = table_[i].load(std::memory_order_relaxed);
     if (slot < 0) {
       misses->push_back(expert);
       continue;
     }
     ++leases_[slot];
+    count_use(slot);
     if (phase_ == Phase::kDecode) transient_[slot] = 0;
     hits->push_back(expert);
   }
+  if (phase_ == Phase::kDecode) ++decode_steps_;
   RequestCounters& sums = counters_[static_cast<int>(phase_)];
   const auto num_hits = static_cast<int64_t>(hits->size());
   const auto num_misses = static_cast<int64_t>(misses->size());
@@ -125,7 +130,8 @@ void Residency::release(int layer, int expert) {
   if (--leases_[slot] == 0 && state(slot) == SlotState::kFailed) become_absent(slot);
 }
 
-void Residency::reserve(int slot, int layer, int expert, const uint64_t* parts, int num_reads, bool transient) {
+void Residency::reserve(int slot, int layer, int expert, const uint64_t* parts, int num_reads, bool transient,
+                        Origin origin) {
   check_slot(slot);
   check_name(layer, expert);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -141,6 +147,8 @@ void Residency::reserve(int slot, int layer, int expert, const uint64_t* parts, 
   pending_reads_[slot] = num_reads;
   transient_[slot] = transient ? 1 : 0;
   has_failure_[slot] = 0;
+  origins_[slot] = origin;
+  ++origin_counters_[static_cast<int>(origin)].loads;
   if (num_reads > 0) {
     set_state(slot, SlotState::kLoading);
     ++num_loading_;
@@ -182,7 +190,22 @@ void Residency::end_read(int slot) {
   changed_.notify_all();
 }
 
+void Residency::count_use(int slot) {
+  if (origins_[slot] == Origin::kDemand) return;
+  OriginCounters& sums = origin_counters_[static_cast<int>(origins_[slot])];
+  ++sums.useful;
+  if (state(slot) == SlotState::kLoading) ++sums.late;
+  origins_[slot] = Origin::kDemand;
+}
+
+void Residency::count_waste(int slot) {
+  if (origins_[slot] == Origin::kDemand) return;
+  ++origin_counters_[static_cast<int>(origins_[slot])].wasted;
+  origins_[slot] = Origin::kDemand;
+}
+
 void Residency::become_absent(int slot) {
+  count_waste(slot);
   table_[index(slot_layers_[slot], slot_experts_[slot])].store(-1, std::memory_order_release);
 }
 
@@ -240,6 +263,16 @@ void Residency::set_decay(double per_tick) {
   if (!(per_tick > 0.0 && per_tick <= 1.0)) throw std::invalid_argument("decay must lie in (0, 1]");
   std::lock_guard<std::mutex> lock(mutex_);
   decay_ = per_tick;
+}
+
+OriginCounters Residency::origins(Origin origin) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return origin_counters_[static_cast<int>(origin)];
+}
+
+int64_t Residency::decode_steps() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return decode_steps_;
 }
 
 int64_t Residency::total_leases() const {

@@ -46,6 +46,18 @@ class ReadFailed : public std::runtime_error {
 
 enum class Phase : int { kPrefill = 0, kDecode = 1 };
 
+// Why a slot was loaded: because a step missed it, or before anybody asked.
+enum class Origin : uint8_t { kDemand = 0, kFill = 1, kAhead = 2, kPredicted = 3 };
+constexpr int kNumOrigins = 4;
+
+// What came of loads that nobody had asked for yet. Sums since construction.
+struct OriginCounters {
+  int64_t loads = 0;
+  int64_t useful = 0;  // asked for before they were evicted
+  int64_t late = 0;    // of these: still on their way when they were asked for
+  int64_t wasted = 0;  // evicted, or failed, without having been asked for
+};
+
 // Sums since construction, one set per phase. requests = hits + misses.
 struct RequestCounters {
   int64_t requests = 0;      // distinct (layer, expert) per acquire
@@ -99,7 +111,8 @@ class Residency {
   // free -> loading with one lease for the caller. `parts` holds num_parts addresses (unused ones 0); num_reads
   // completions make the slot resident (0: at once). Throws std::logic_error when the slot is not free or the expert
   // is not absent.
-  void reserve(int slot, int layer, int expert, const uint64_t* parts, int num_reads, bool transient);
+  void reserve(int slot, int layer, int expert, const uint64_t* parts, int num_reads, bool transient,
+               Origin origin = Origin::kDemand);
 
   // One read of the slot has ended. The last one decides: resident, or failed when any of them failed (the first
   // failure is kept). Called by reader threads.
@@ -125,6 +138,8 @@ class Residency {
   void set_decay(double per_tick);
   int64_t clock() const { return clock_.load(std::memory_order_relaxed); }
   int64_t total_leases() const;
+  OriginCounters origins(Origin origin) const;
+  int64_t decode_steps() const;  // acquires under Phase::kDecode
 
   // Raw arrays for views; written only under the mutex. Reading them without it is for choosing a victim and for
   // reports: evict checks again.
@@ -137,6 +152,8 @@ class Residency {
   const int32_t* slot_expert_data() const { return slot_experts_.data(); }  // [max_slots], -1 when free
   float* frequency_data() { return frequency_.data(); }             // [num_layers, num_experts], as of last_use
   int64_t* last_use_data() { return last_use_.data(); }             // [num_layers, num_experts], clock; -1 never
+  // How many decode steps asked for each expert, never decayed: what a popularity profile is made of.
+  const int64_t* decode_requests_data() const { return decode_requests_.data(); }  // [num_layers, num_experts]
 
  private:
   size_t index(int layer, int expert) const { return static_cast<size_t>(layer) * num_experts_ + expert; }
@@ -148,6 +165,8 @@ class Residency {
   void end_read(int slot);           // mutex held
   void become_absent(int slot);      // mutex held: takes the name out of the table
   void become_free(int slot);        // mutex held
+  void count_use(int slot);          // mutex held: somebody has asked for it
+  void count_waste(int slot);        // mutex held: it goes; nobody may have asked for it
 
   const int num_layers_;
   const int num_experts_;
@@ -166,17 +185,21 @@ class Residency {
   std::vector<int32_t> slot_experts_;
   std::vector<int32_t> pending_reads_;
   std::vector<uint8_t> transient_;
+  std::vector<Origin> origins_;  // kDemand from the first request on
   std::vector<uint8_t> has_failure_;
   std::vector<ReadFailure> failures_;
 
   std::vector<float> frequency_;
   std::vector<int64_t> last_use_;
+  std::vector<int64_t> decode_requests_;
   std::vector<int64_t> expert_nbytes_;  // [num_layers]
   std::vector<uint8_t> seen_;           // [num_experts], scratch of acquire; all 0 between calls
   std::atomic<int64_t> clock_{0};
   double decay_ = 1.0;
   Phase phase_ = Phase::kPrefill;
   RequestCounters counters_[2];
+  int64_t decode_steps_ = 0;
+  OriginCounters origin_counters_[kNumOrigins];
 };
 
 }  // namespace expertide

@@ -33,8 +33,8 @@ class ChaosReader:
         self._pieces: list[Callable[[], None]] = []
         self._is_closed = False
         self._is_serial = serial
-        self._read_bytes = self._num_reads = 0
-        self._busy_ns = 0
+        self._sums = {False: [0, 0], True: [0, 0]}  # is background -> bytes, reads
+        self._num_background = 0
         self.max_in_flight = 0
         self.num_submitted = 0
         self._in_flight = 0
@@ -57,12 +57,16 @@ class ChaosReader:
         with self._lock:
             self._faults.append([file_id, offset, nbytes, error, count])
 
-    def submit(self, residency: Residency, windows: Sequence[tuple[int, int, int, int, int, int]]) -> None:
+    def submit(
+        self, residency: Residency, windows: Sequence[tuple[int, int, int, int, int, int]], background: bool = False
+    ) -> None:
+        # Background reads are promised nothing but an end: here they mix with all the others.
         pieces = []
         for window in windows:
-            pieces += self._split(residency, *window)
+            pieces += self._split(residency, *window, background)
         with self._lock:
-            self.num_submitted += len(windows)
+            self.num_submitted += 0 if background else len(windows)
+            self._num_background += len(windows) if background else 0
             self._in_flight += len(windows)
             self.max_in_flight = max(self.max_in_flight, self._in_flight)
             if self._is_serial:
@@ -75,7 +79,15 @@ class ChaosReader:
                 piece()
 
     def _split(
-        self, residency: Residency, slot: int, file_id: int, offset: int, window: int, need: int, dest: int
+        self,
+        residency: Residency,
+        slot: int,
+        file_id: int,
+        offset: int,
+        window: int,
+        need: int,
+        dest: int,
+        background: bool,
     ) -> list[Callable[[], None]]:
         assert offset % 4096 == 0 and dest % 4096 == 0 and 0 <= need <= window
         ctypes.memset(dest, 0xFF, need)
@@ -92,11 +104,11 @@ class ChaosReader:
                     assert len(data) == end - begin
                     ctypes.memmove(dest + begin, data, end - begin)
                 with self._lock:
-                    self._read_bytes += end - begin
-                    self._num_reads += 1
+                    self._count(end - begin, background)
                     left[0] -= 1
                     is_last = left[0] == 0
                     self._in_flight -= is_last
+                    self._num_background -= is_last and background
                 if not is_last:
                     return
                 if failure is None:
@@ -143,15 +155,30 @@ class ChaosReader:
                 raise error
             ctypes.memmove(dest, data, nbytes)
             with self._lock:
-                self._read_bytes += nbytes
-                self._num_reads += 1
+                self._count(nbytes, False)
 
     def read(self, file_id: int, offset: int, nbytes: int, dest: int) -> None:
         self.read_many([(file_id, offset, nbytes, dest)])
 
-    def stats(self) -> tuple[int, int, int]:
+    def _count(self, nbytes: int, background: bool) -> None:
+        self._sums[background][0] += nbytes
+        self._sums[background][1] += 1
+
+    def stats(self, background: bool = False) -> tuple[int, int, int]:
         with self._lock:
-            return self._read_bytes, self._num_reads, self._busy_ns
+            return self._sums[background][0], self._sums[background][1], 0
+
+    def set_background_limit(self, limit: int) -> None:
+        pass
+
+    def wait_background(self, max_pending: int, timeout_ms: int) -> int:
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self._num_background > max_pending and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        return self._num_background
+
+    def cancel_background(self) -> None:
+        pass  # they end by themselves
 
     def close(self) -> None:
         with self._lock:

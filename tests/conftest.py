@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 
 # A shell starts its background jobs with Ctrl-C ignored, and so do some CI machines. The tests of Ctrl-C, and the
 # programs they start, need it as a terminal has it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What a run learns about hot experts is kept for the next one: tests neither read nor write the user's.
+_CACHE = tempfile.TemporaryDirectory(prefix="expertide-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name

@@ -173,7 +173,7 @@ def write_joint_copy(source: Path, target: Path) -> None:
             writer.add_tensor(tensor.name.replace("attn_k_b", "attn_kv_b"), join_kv_b(decoded[tensor.name], v_b))
         elif not tensor.name.endswith("attn_v_b.weight"):
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    _finish(writer)
+    finish(writer)
 
 
 def write_tiny_gguf(
@@ -202,14 +202,14 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, "deepseek2")
     for key, value in (_gguf_keys(config, joint) | (keys or {})).items():
         if value is not None:
-            _add_key(writer, f"deepseek2.{key}", value)
+            add_key(writer, f"deepseek2.{key}", value)
     for name, shape in (_gguf_shapes(config, joint=joint, gate_up=gate_up, tied=tied) | (extra or {})).items():
         if name not in drop:
-            writer.add_tensor(name, _random(rng, name, shape))
-    _finish(writer)
+            writer.add_tensor(name, random_weights(rng, name, shape))
+    finish(writer)
 
 
-def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def random_weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     values = rng.standard_normal(shape)
     if name.endswith("norm.weight"):
         values = 1 + 0.1 * values
@@ -314,7 +314,7 @@ def _gguf_shapes(config: DeepseekV2Config, *, joint: bool, gate_up: bool, tied: 
     return shapes
 
 
-def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -327,7 +327,7 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -54,6 +54,16 @@ def random_weights(quant: QuantType, rows: int, cols: int, seed: int = 0) -> NDA
     return raw.reshape(rows, num_blocks * quant.block_bytes)
 
 
+def constant_weights(quant: QuantType, rows: int, cols: int, fill: int) -> NDArray[np.uint8]:
+    """Packed rows of one byte, except that every scale is 1 (2^-7 for MXFP4, whose scale is an exponent)."""
+    raw = np.full((rows, cols // quant.block_size, quant.block_bytes), fill, dtype=np.uint8)
+    if quant.name == "MXFP4":
+        raw[:, :, 0] = 120
+    for offset in _SCALES.get(quant.name, ()):
+        raw[:, :, offset : offset + 2] = np.array([1], dtype=np.float16).view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
 def linear(pool: _native.ThreadPool, quant: QuantType, packed: NDArray[np.uint8], x: Floats) -> Floats:
     rows, cols = packed.shape[0], x.shape[1]
     assert packed.shape[1] == quant.row_bytes(cols) and packed.flags.c_contiguous and x.flags.c_contiguous
@@ -90,10 +100,19 @@ def isa(name: str) -> Iterator[None]:
         _native.set_isa(before)
 
 
+@contextmanager
+def activation_bits(bits: int) -> Iterator[None]:
+    """Round activations to so many bits, then as before."""
+    before = _native.activation_bits()
+    _native.set_activation_bits(bits)
+    try:
+        yield
+    finally:
+        _native.set_activation_bits(before)
+
+
 def available_isas() -> tuple[str, ...]:
-    with isa("auto"):
-        best = _native.isa()
-    return ("base",) if best == "base" else ("base", best)
+    return tuple(_native.available_isas())
 
 
 def assert_same_bits(a: Floats, b: Floats) -> None:

@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memory_group import MemoryGroup, memory_group
+from expertide.memory.control_group import MemoryGroup, memory_group
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -196,7 +196,9 @@ def check_counts(run: dict, checks: Checks) -> None:
 
 
 def check_bytes(run: dict, samples: list[Sample], checks: Checks) -> None:
-    reported = run["memory"]["resident_bytes"] + sum(phase["read_bytes"] for phase in run["experts"].values())
+    reported = run["memory"]["resident_bytes"] + sum(
+        run["experts"][kind]["read_bytes"] for kind in ("prefill", "decode", "fill")
+    )
     # The libraries are in the page cache since the probe ran them, so what is left is weights and experts.
     checks.within("bytes read, against /proc/PID/io", reported, max(s.storage_read for s in samples), 0.02)
     checks("streamed tensors are not mapped", not any(s.maps_model for s in samples), "mappings of the process tree")

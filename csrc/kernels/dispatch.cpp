@@ -6,19 +6,38 @@
 namespace expertide {
 namespace {
 
-bool has_avx2() {
 #if defined(__x86_64__) || defined(_M_X64)
+bool has_avx2() {
   // Also true only when the operating system saves the wide registers.
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-  return false;
-#endif
 }
 
-const IsaTable& best() {
-#if defined(__x86_64__) || defined(_M_X64)
-  if (has_avx2()) return kAvx2Table;
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
 #endif
+
+// Best first; the last one runs everywhere.
+struct Choice {
+  const IsaTable* table;
+  bool (*is_here)();
+  const char* needs;
+};
+
+const Choice kChoices[] = {
+#if defined(__x86_64__) || defined(_M_X64)
+    {&kAvx512Table, has_avx512, "AVX-512 F, BW, DQ, VL or VNNI"},
+    {&kAvx2Table, has_avx2, "AVX2, FMA or F16C"},
+#endif
+    {&kBaseTable, [] { return true; }, ""},
+};
+
+const IsaTable& best() {
+  for (const Choice& choice : kChoices) {
+    if (choice.is_here()) return *choice.table;
+  }
   return kBaseTable;
 }
 
@@ -36,16 +55,25 @@ const IsaTable& active_isa() {
 }
 
 void set_isa(const std::string& name) {
-  if (name == "auto") {
-    active.store(&best(), std::memory_order_release);
-  } else if (name == "base") {
-    active.store(&kBaseTable, std::memory_order_release);
-  } else if (name == "avx2") {
-    if (!has_avx2()) throw std::invalid_argument("instruction set avx2: this processor lacks AVX2, FMA or F16C");
-    active.store(&best(), std::memory_order_release);
-  } else {
-    throw std::invalid_argument("instruction set '" + name + "' is not known; known: auto, avx2, base");
+  if (name == "auto") return active.store(&best(), std::memory_order_release);
+  std::string known = "auto";
+  for (const Choice& choice : kChoices) {
+    known += std::string(", ") + choice.table->name;
+    if (name != choice.table->name) continue;
+    if (!choice.is_here()) {
+      throw std::invalid_argument("instruction set " + name + ": this processor lacks " + choice.needs);
+    }
+    return active.store(choice.table, std::memory_order_release);
   }
+  throw std::invalid_argument("instruction set '" + name + "' is not known; known: " + known);
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Choice& choice : kChoices) {
+    if (choice.is_here()) names.push_back(choice.table->name);
+  }
+  return names;
 }
 
 }  // namespace expertide

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "kernels/isa_table.h"
 
@@ -10,8 +11,11 @@ namespace expertide {
 // The table in use. The first call picks the best one that this processor has.
 const IsaTable& active_isa();
 
-// "auto", "avx2" or "base". Throws std::invalid_argument for an unknown name or one this processor lacks. Not to be called
+// "auto", "avx512", "avx2" or "base". Throws std::invalid_argument for an unknown name or one this processor lacks. Not to be called
 // while a kernel runs.
 void set_isa(const std::string& name);
+
+// Those that this processor can run, best first.
+std::vector<std::string> available_isas();
 
 }  // namespace expertide

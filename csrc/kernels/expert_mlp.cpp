@@ -6,29 +6,12 @@
 
 #include "kernels/dispatch.h"
 #include "kernels/linear.h"
+#include "kernels/row_product.h"
 
 namespace expertide {
 namespace {
 
-constexpr int64_t kRowsPerTask = 32;
-
-// Rows [begin, begin + count) of w with some tokens, a token tile at a time.
-void dot_tiles(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64_t count, const void* const* x,
-               int64_t num_tokens, float* const* y) {
-  DotArgs args = {};
-  args.row_bytes = w.cols / kernels.block_size * kernels.block_bytes;
-  args.rows = w.data + begin * args.row_bytes;
-  args.num_rows = count;
-  args.cols = w.cols;
-  args.first_row = begin;
-  args.scratch = row_scratch(w.cols);
-  for (int64_t t = 0; t < num_tokens; t += kTokenTile) {
-    args.x = x + t;
-    args.num_tokens = std::min(kTokenTile, num_tokens - t);
-    args.y = y + t;
-    kernels.dot(args);
-  }
-}
+constexpr int64_t kRowsPerTask = 352;
 
 // body(expert, first row, rows) for every tile of `rows` rows of every expert.
 template <class Body>
@@ -55,7 +38,7 @@ void TokenRows::reset(const float* x, int64_t num_tokens, int64_t cols) {
   x_ = x;
   num_tokens_ = num_tokens;
   cols_ = cols;
-  ready_[0] = ready_[1] = nullptr;
+  for (const void* const*& ready : ready_) ready = nullptr;
 }
 
 const void* const* TokenRows::in_form(ThreadPool& pool, const IsaTable& isa, Activation form) {
@@ -93,16 +76,16 @@ void compute_experts(ThreadPool& pool, const IsaTable& isa, const std::vector<Ex
   for_each_tile(pool, work, inner, 2 * n * inner * hidden, [&](const ExpertWork& expert, int64_t begin, int64_t count) {
     float* const* gate_rows = scratch.gate_rows.data() + expert.first;
     float* const* up_rows = scratch.up_rows.data() + expert.first;
-    dot_tiles(isa.types[expert.gate.type], expert.gate, begin, count, scratch.x_gate.data() + expert.first,
+    multiply_rows(isa.types[expert.gate.type], expert.gate, begin, count, scratch.x_gate.data() + expert.first,
               expert.count, gate_rows);
-    dot_tiles(isa.types[expert.up.type], expert.up, begin, count, scratch.x_up.data() + expert.first, expert.count,
+    multiply_rows(isa.types[expert.up.type], expert.up, begin, count, scratch.x_up.data() + expert.first, expert.count,
               up_rows);
     for (int64_t j = 0; j < expert.count; ++j) {
       isa.silu_mul(gate_rows[j] + begin, up_rows[j] + begin, count, gate_rows[j] + begin);
     }
   });
 
-  const void* const* inner_rows[2] = {};
+  const void* const* inner_rows[kNumActivations] = {};
   for (const ExpertWork& expert : work) {
     const Activation form = isa.types[expert.down.type].activation;
     const int i = static_cast<int>(form);
@@ -112,7 +95,7 @@ void compute_experts(ThreadPool& pool, const IsaTable& isa, const std::vector<Ex
   }
   for_each_tile(pool, work, hidden, n * inner * hidden, [&](const ExpertWork& expert, int64_t begin, int64_t count) {
     const TypeKernels& kernels = isa.types[expert.down.type];
-    dot_tiles(kernels, expert.down, begin, count, inner_rows[static_cast<int>(kernels.activation)] + expert.first,
+    multiply_rows(kernels, expert.down, begin, count, inner_rows[static_cast<int>(kernels.activation)] + expert.first,
               expert.count, results + expert.first);
   });
 }

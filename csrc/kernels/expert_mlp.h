@@ -32,8 +32,8 @@ class TokenRows {
   const float* x_ = nullptr;
   int64_t num_tokens_ = 0;
   int64_t cols_ = 0;
-  const void* const* ready_[2] = {};
-  ActivationRows rows_[2];
+  const void* const* ready_[kNumActivations] = {};
+  ActivationRows rows_[kNumActivations];
 };
 
 // Memory of compute_experts, kept between calls.
@@ -42,7 +42,7 @@ struct ExpertScratch {
   std::vector<float> up_out;    // [assignments, F]
   std::vector<const void*> x_gate, x_up;
   std::vector<float*> gate_rows, up_rows;
-  ActivationRows inner[2];  // in the form that `down` wants; experts of a batch may differ in it
+  ActivationRows inner[kNumActivations];  // in the form that `down` wants; experts of a batch may differ in it
 };
 
 // Args:

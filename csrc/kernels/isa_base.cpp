@@ -12,6 +12,8 @@
 
 #include "kernels/decode_rows.inc"
 #include "kernels/float_ops.inc"
-#include "kernels/q4_k_dot_portable.inc"
+#include "kernels/quantize.inc"
+#include "kernels/packed_types.inc"
+#include "kernels/packed_dot_portable.inc"
 
 #include "kernels/isa_table.inc"

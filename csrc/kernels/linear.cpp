@@ -7,6 +7,7 @@
 
 #include "kernels/activations.h"
 #include "kernels/dispatch.h"
+#include "kernels/row_product.h"
 
 namespace expertide {
 namespace {
@@ -17,24 +18,6 @@ constexpr int64_t kMaxRowsPerTask = 64;
 int64_t rows_per_task(int64_t rows, int num_threads) {
   const int64_t share = (rows + 4 * num_threads - 1) / (4 * num_threads);
   return std::min(kMaxRowsPerTask, (share + kMaxRowsAtOnce - 1) / kMaxRowsAtOnce * kMaxRowsAtOnce);
-}
-
-// Rows [begin, end) of w with all tokens, a token tile at a time.
-void dot_rows(const TypeKernels& kernels, const Matrix& w, int64_t row_bytes, int64_t begin, int64_t end,
-              const void* const* x, int64_t num_tokens, float* const* y) {
-  for (int64_t t = 0; t < num_tokens; t += kTokenTile) {
-    DotArgs args = {};
-    args.rows = w.data + begin * row_bytes;
-    args.row_bytes = row_bytes;
-    args.num_rows = end - begin;
-    args.cols = w.cols;
-    args.x = x + t;
-    args.num_tokens = std::min(kTokenTile, num_tokens - t);
-    args.y = y + t;
-    args.first_row = begin;
-    args.scratch = row_scratch(w.cols);
-    kernels.dot(args);
-  }
 }
 
 // Caller's memory for pointers and quantised activations; a thread runs one product at a time.
@@ -68,7 +51,7 @@ void linear(ThreadPool& pool, const Matrix& w, const float* x, int64_t num_token
 
 void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t lead_stride, const float* x,
                  int64_t num_tokens, float* y) {
-  const int64_t row_bytes = checked_row_bytes(w.type, w.cols);
+  checked_row_bytes(w.type, w.cols);
   if (num_tokens <= 0 || num_heads <= 0 || w.rows <= 0) return;
   const IsaTable& isa = active_isa();
   const TypeKernels& kernels = isa.types[w.type];
@@ -94,8 +77,8 @@ void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t l
       const int64_t begin = task % tasks_per_head * grain;
       Matrix head = w;
       head.data += q * lead_stride;
-      dot_rows(kernels, head, row_bytes, begin, std::min(begin + grain, w.rows), x_rows + q * num_tokens, num_tokens,
-               y_rows + q * num_tokens);
+      multiply_rows(kernels, head, begin, std::min(grain, w.rows - begin), x_rows + q * num_tokens, num_tokens,
+                    y_rows + q * num_tokens);
     }
   };
   const int64_t num_tasks = num_heads * tasks_per_head;

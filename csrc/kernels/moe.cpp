@@ -90,7 +90,7 @@ MoeLayer::MoeLayer(std::shared_ptr<Residency> residency, int layer, int64_t hidd
 MoeLayer::~MoeLayer() { abort(); }
 
 const std::vector<int32_t>& MoeLayer::run(ThreadPool& pool, const float* x, const int32_t* ids, const float* weights,
-                                          int64_t num_tokens, int64_t k, float* out) {
+                                          int64_t num_tokens, int64_t k, float* out, bool defer) {
   static const std::vector<int32_t> kNoMisses;
   if (workspace_) throw std::logic_error("the last step of this layer has not ended: finish or abort it");
   if (num_tokens < 0 || k <= 0) throw std::invalid_argument("a step needs at least one expert per token");
@@ -109,14 +109,15 @@ const std::vector<int32_t>& MoeLayer::run(ThreadPool& pool, const float* x, cons
   k_ = k;
   out_ = out;
   group_by_expert();
-  if (!workspace_->misses.empty()) return workspace_->misses;
-  compute_waiting(pool);
+  if (defer || !workspace_->misses.empty()) return workspace_->misses;
+  compute_waiting(pool, 0);
   sum_results(pool);
   end_step();
   return kNoMisses;
 }
 
-int64_t MoeLayer::finish(ThreadPool& pool, const std::vector<int32_t>& experts, bool last) {
+int64_t MoeLayer::finish(ThreadPool& pool, const std::vector<int32_t>& experts, bool last,
+                         int64_t max_experts) {
   if (!workspace_) throw std::logic_error("no step is in progress");
   std::vector<int32_t>& misses = workspace_->misses;
   for (const int32_t expert : experts) {
@@ -133,7 +134,7 @@ int64_t MoeLayer::finish(ThreadPool& pool, const std::vector<int32_t>& experts, 
   if (last && !misses.empty()) {
     throw std::logic_error("expert " + std::to_string(misses.front()) + " was missing and never given");
   }
-  const int64_t stall_ns = compute_waiting(pool);
+  const int64_t stall_ns = compute_waiting(pool, last ? 0 : max_experts);
   if (last) {
     sum_results(pool);
     end_step();
@@ -169,10 +170,11 @@ void MoeLayer::group_by_expert() {
 }
 
 // Compute and release every expert of `waiting`, those in memory first. Returns the nanoseconds spent waiting.
-int64_t MoeLayer::compute_waiting(ThreadPool& pool) {
+int64_t MoeLayer::compute_waiting(ThreadPool& pool, int64_t max_experts) {
   MoeWorkspace& w = *workspace_;
   int64_t stall_ns = 0;
-  while (!w.waiting.empty()) {
+  int64_t num_computed = 0;
+  while (!w.waiting.empty() && (max_experts <= 0 || num_computed < max_experts)) {
     w.batch.clear();
     int64_t assignments = 0;
     for (const int32_t expert : w.waiting) {
@@ -191,6 +193,7 @@ int64_t MoeLayer::compute_waiting(ThreadPool& pool) {
       w.waiting.erase(std::find(w.waiting.begin(), w.waiting.end(), expert));
       residency_->release(layer_, expert);
     }
+    num_computed += static_cast<int64_t>(w.batch.size());
   }
   return stall_ns;
 }
@@ -226,9 +229,12 @@ void MoeLayer::sum_results(ThreadPool& pool) {
 int64_t moe_workspace_bytes(int64_t hidden, int64_t inner, int64_t num_tokens, int64_t k) {
   const int64_t assignments = num_tokens * k;
   const int64_t batch = std::min(assignments, std::max(kBatchAssignments, num_tokens));
-  const int64_t quantised = (num_tokens * hidden + batch * inner) / kSuperBlock * static_cast<int64_t>(sizeof(BlockQ8K));
+  const int64_t planes = activation_bits() / 8;
+  // Two forms: gate, up and down of one expert may want activations in blocks of 32 and of 256.
+  const int64_t quantised = num_tokens * (quantized_layout(32, hidden).nbytes + quantized_layout(kSuperBlock, hidden).nbytes) +
+                            batch * (quantized_layout(32, inner).nbytes + quantized_layout(kSuperBlock, inner).nbytes);
   const int64_t pointers = assignments * 16 + batch * 64;
-  return 4 * (assignments * hidden + 2 * batch * inner) + quantised + pointers;
+  return 4 * (assignments * hidden + 2 * batch * inner) + planes * quantised + pointers;
 }
 
 void moe_sum(ThreadPool& pool, const float* results, const float* weights, int64_t num_tokens, int64_t k,

@@ -53,15 +53,20 @@ class MoeLayer {
 
   // x [T, H], ids [T, K], weights [T, K], out [T, H]; all must stay in place until the step ends. Returns the misses,
   // ascending: with none the output is complete; otherwise nothing is computed yet and the hits stay leased.
+  // defer: compute nothing yet, also with no misses, so that reads can be issued first; finish must follow.
   // Throws std::out_of_range for an id outside the table (nothing is leased), std::logic_error when the last step has not
   // ended, ReadFailed when a load that was already on its way failed (then call abort).
   const std::vector<int32_t>& run(ThreadPool& pool, const float* x, const int32_t* ids, const float* weights,
-                                  int64_t num_tokens, int64_t k, float* out);
+                                  int64_t num_tokens, int64_t k, float* out, bool defer = false);
 
   // Compute hits that are still to do, then each of `experts` as it arrives; those must be misses of this step with one
   // lease each, which pass to this object. `last` writes the sum into out and ends the step.
+  // max_experts > 0 (not with last): return after about as many, the rest stays leased for the next call.
   // Returns the nanoseconds spent waiting. Throws ReadFailed (then call abort).
-  int64_t finish(ThreadPool& pool, const std::vector<int32_t>& experts, bool last);
+  int64_t finish(ThreadPool& pool, const std::vector<int32_t>& experts, bool last, int64_t max_experts = 0);
+
+  // Experts leased by the step in progress and not computed yet.
+  int64_t num_waiting() const { return workspace_ ? static_cast<int64_t>(workspace_->waiting.size()) : 0; }
 
   // End the step, releasing what this object still holds. Leases of misses never given to finish stay the caller's.
   void abort();
@@ -70,7 +75,7 @@ class MoeLayer {
 
  private:
   void group_by_expert();
-  int64_t compute_waiting(ThreadPool& pool);
+  int64_t compute_waiting(ThreadPool& pool, int64_t max_experts);
   void compute_batch(ThreadPool& pool);
   void sum_results(ThreadPool& pool);
   void end_step();

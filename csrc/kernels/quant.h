@@ -32,19 +32,44 @@ constexpr int kNumQuantIds = 40;  // one more than the largest id: tables are in
 // Values of a super-block: the K types scale 256 values at once, and activations follow them.
 constexpr int kSuperBlock = 256;
 
-// One block of activations: value[i] = scale * q[i].
+// One row of activations as int8, in blocks of `block` values with one scale each: value[i] = scale[i / block] * q[i].
 //
-//     byte 0..3     scale, float32 (NaN when the block held a NaN or an infinity)
-//     byte 4..15    unused
-//     byte 16..31   sums[0..7], int16: sum of q over each run of 32 values (a type with minimums needs it)
-//     byte 32..287  q[0..255], int8 in -127..127
-struct BlockQ8K {
-  float scale;
-  int32_t unused[3];
-  int16_t sums[kSuperBlock / 32];
-  int8_t q[kSuperBlock];
+//     q       int8 [cols], -127..127, zero up to the next multiple of 64
+//     scale   float32 [cols / block], zero up to a multiple of 16; NaN when the block held a NaN or an infinity
+//     sums32  int16 [cols / 32], sum of q over each run of 32 values: what a type with minimums or an offset needs
+//     sums16  int16 [cols / 16], the same over runs of 16; with block 256 only
+//
+// Each array begins on a multiple of 64 bytes. A type is multiplied with activations in blocks of its own size.
+struct QuantizedRow {
+  const int8_t* q;
+  const float* scale;
+  const int16_t* sums32;
+  const int16_t* sums16;
 };
-static_assert(sizeof(BlockQ8K) == 288, "a multiple of 32 bytes, so that q stays aligned in an aligned array");
+
+// Where the arrays begin, in bytes from the start of the row, and the size of it all.
+struct QuantizedLayout {
+  int64_t scale;
+  int64_t sums32;
+  int64_t sums16;
+  int64_t nbytes;
+};
+
+static constexpr int64_t padded_to_64(int64_t nbytes) { return (nbytes + 63) / 64 * 64; }
+
+static constexpr QuantizedLayout quantized_layout(int64_t block, int64_t cols) {
+  const int64_t scale = padded_to_64(cols);
+  const int64_t sums32 = scale + padded_to_64(cols / block * 4);
+  const int64_t sums16 = sums32 + padded_to_64(cols / 32 * 2);
+  return {scale, sums32, sums16, sums16 + (block == kSuperBlock ? padded_to_64(cols / 16 * 2) : 0)};
+}
+
+static inline QuantizedRow quantized_row(const void* row, int64_t block, int64_t cols) {
+  const QuantizedLayout layout = quantized_layout(block, cols);
+  const int8_t* q = static_cast<const int8_t*>(row);
+  return {q, reinterpret_cast<const float*>(q + layout.scale), reinterpret_cast<const int16_t*>(q + layout.sums32),
+          reinterpret_cast<const int16_t*>(q + layout.sums16)};
+}
 
 // Packed rows, one after the other. `row_bytes` is cols / block size * block bytes.
 struct Matrix {

@@ -79,6 +79,9 @@ class LLM:
         threads: int | None = None,
         prefill_chunk: int | None = None,
         cache_policy: str = "auto",
+        startup_fill: str = "auto",
+        prefill_prefetch: bool = True,
+        predictive_prefetch: str = "off",
         pre_tokenizer: str | None = None,
         progress: Progress | None = None,
         settings: Settings | None = None,
@@ -95,7 +98,9 @@ class LLM:
         """
         options = Options(
             ram=ram, vram=vram, expert_cache=expert_cache, device=device, context=context, threads=threads,
-            prefill_chunk=prefill_chunk, cache_policy=cache_policy, pre_tokenizer=pre_tokenizer,
+            prefill_chunk=prefill_chunk, cache_policy=cache_policy, startup_fill=startup_fill,
+            prefill_prefetch=prefill_prefetch, predictive_prefetch=predictive_prefetch,
+            pre_tokenizer=pre_tokenizer,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._holder: int | None = None
@@ -259,9 +264,15 @@ class LLM:
             self.check_prompt([*context_ids, *continuation_ids])
         runtime = self._acquire()
         try:
+            runtime.set_activity("prefill")
             return runtime.engine.score(context_ids, continuation_ids)
         finally:
+            runtime.set_activity("idle")
             self._release()
+
+    def wait_for_fill(self, timeout_s: float | None = None) -> bool:
+        """Wait until the expert cache is as full as the start-up fill makes it; False when the time is over first."""
+        return self._opened().wait_for_fill(timeout_s)
 
     def memory(self) -> dict[str, Any]:
         """The "memory" object of the statistics, now."""
@@ -421,8 +432,10 @@ class _Answer:
         runtime = llm._acquire()
         llm._active = stream
         try:
+            runtime.set_activity("prefill")
             yield from self._pieces_of(runtime)
         finally:
+            runtime.set_activity("idle")
             llm._active = None
             llm._release()
 

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from expertide import kernels
+from expertide import _native, kernels
+from expertide._native import Residency
 from expertide.engine.engine import Engine
+from expertide.errors import RequestError
+from expertide.experts import popularity
 from expertide.experts.cache import ExpertCache, make_residency
 from expertide.experts.executor import MoEExecutor
+from expertide.experts.fill import Activity, FillStats, StartupFill
+from expertide.experts.learning import Learning
 from expertide.experts.policies import make_policy
+from expertide.experts.prediction import NextRouter, Predictor, make_predictor
 from expertide.experts.stats import ExpertStats
 from expertide.formats.tensors import TensorInfo
 from expertide.kernels.qtensor import QTensor
+from expertide.kernels.router import RouterSpec
 from expertide.memory import heap
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.reader import Reader
@@ -54,6 +61,7 @@ class Runtime:
         torch.set_num_threads(prepared.num_threads)
         if settings.kernels == "native":
             _choose_isa(settings.cpu_isa)
+            _native.set_activation_bits(settings.activation_bits)
         self._kernels = kernels.select(settings.kernels, num_threads=prepared.num_threads)
         self._close_later(self._kernels)
         files = prepared.files
@@ -62,7 +70,9 @@ class Runtime:
         self._stack.callback(self._weights_arena.close)
         self.cache: ExpertCache | None = None
         self._policy_name: str | None = None
-        self.executor = self._make_executor()
+        self.fill: StartupFill | None = None
+        self._fill_kind = "off"
+        self.executor = self._make_executor(weights)
         # Closed before the memory that its threads write to.
         self._stack.callback(self.reader.close)
         tracer = None
@@ -73,6 +83,8 @@ class Runtime:
             weights, self._kernels, self.executor, context=prepared.plan.context, kv_dtype=prepared.kv_dtype
         )
         self.engine = Engine(model, chunk=prepared.plan.prefill_chunk, context=prepared.plan.context, tracer=tracer)
+        if self.executor is not None:
+            self._start_fill(self.executor)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -89,7 +101,15 @@ class Runtime:
         """Give everything back. The engine must not be used any more."""
         self._stack.close()
         # Tensors of the KV cache and views into the arenas go with the model.
-        del self.engine, self.executor, self.cache
+        del self.engine, self.executor, self.cache, self.fill
+
+    def set_activity(self, activity: Activity) -> None:
+        """Tell the fill what the engine does from now on."""
+        if self.fill is not None:
+            self.fill.set_activity(activity)
+
+    def wait_for_fill(self, timeout_s: float | None) -> bool:
+        return self.fill is None or self.fill.wait(timeout_s)
 
     def memory(self) -> dict[str, Any]:
         """The "memory" object of the statistics: bytes, planned and measured."""
@@ -116,12 +136,16 @@ class Runtime:
             "compute_placement": "fixed",
             "device": "cpu",
             "kernels": self._kernels.name,
-            "isa": _isa() if self._kernels.name == "native" else None,
+            "isa": _native.isa() if self._kernels.name == "native" else None,
+            "activation_bits": prepared.settings.activation_bits if self._kernels.name == "native" else None,
             "threads": prepared.num_threads,
             "context": prepared.plan.context,
             "prefill_chunk": prepared.plan.prefill_chunk,
             "kv_type": prepared.kv_dtype,
             "cache_policy": self._policy_name,
+            "startup_fill": self._fill_kind,
+            "prefill_prefetch": prepared.options.prefill_prefetch,
+            "predictive_prefetch": prepared.options.predictive_prefetch,
             "serial_io": prepared.settings.serial_io,
             "direct_io": not self.reader.notes,
         }
@@ -131,10 +155,11 @@ class Runtime:
         return self.executor.stats() if self.executor is not None else ExpertStats()
 
     def expert_stats_since(self, before: ExpertStats) -> dict[str, Any]:
-        """The "experts" object of the statistics, for what happened after `before`."""
-        return dict((self.expert_stats() - before).to_json())
+        """The "experts" object of the statistics: prefill and decode after `before`, the fill since the load."""
+        fill = self.fill.stats() if self.fill is not None else FillStats()
+        return {**(self.expert_stats() - before).to_json(), "fill": fill.to_json()}
 
-    def _make_executor(self) -> MoEExecutor | None:
+    def _make_executor(self, weights: Mapping[str, QTensor]) -> MoEExecutor | None:
         """The expert store; None for a model without routed experts."""
         prepared = self.prepared
         catalog = prepared.catalog
@@ -155,7 +180,50 @@ class Runtime:
             num_experts_per_tok=prepared.architecture.config.num_experts_per_tok,
             poison=prepared.settings.poison,
         )
-        return MoEExecutor(catalog, self.cache, residency, self.reader, self._kernels)
+        return MoEExecutor(
+            catalog,
+            self.cache,
+            residency,
+            self.reader,
+            self._kernels,
+            reads_ahead=prepared.options.prefill_prefetch,
+            predictor=self._make_predictor(weights, residency),
+        )
+
+    def _make_predictor(self, weights: Mapping[str, QTensor], residency: Residency) -> Predictor | None:
+        prepared = self.prepared
+        kind = prepared.options.predictive_prefetch
+        if kind != "router":
+            return make_predictor(kind, residency)
+        assert prepared.catalog is not None
+        spec = getattr(prepared.architecture.config, "router", None)
+        routers = {}
+        for layer_id in prepared.catalog.layers:
+            matrix = weights.get(f"blk.{layer_id}.ffn_gate_inp.weight")
+            if not isinstance(spec, RouterSpec) or spec.has_bias or matrix is None:
+                raise RequestError("--predictive-prefetch router: this model's routers cannot be asked ahead of time")
+            routers[layer_id] = matrix
+        assert isinstance(spec, RouterSpec)
+        return NextRouter(routers, spec, self._kernels)
+
+    def _start_fill(self, executor: MoEExecutor) -> None:
+        """Begin to load what the cache has room for, and to learn what is asked for."""
+        prepared = self.prepared
+        catalog, cache = prepared.catalog, self.cache
+        assert catalog is not None and cache is not None
+        # One read at a time, each awaited, is what serial mode promises.
+        if prepared.options.startup_fill == "off" or prepared.settings.serial_io:
+            return
+        learning = Learning(prepared.files, catalog, cache.residency)
+        self._stack.callback(learning.save)
+        profile = learning.saved if prepared.options.startup_fill == "auto" else None
+        if profile is not None:
+            cache.expect(profile)
+        self._fill_kind = "even" if profile is None else "profile"
+        self.fill = StartupFill(cache, cache.residency, self.reader, popularity.fill_order(catalog, profile))
+        self._stack.callback(self.fill.close)
+        executor.set_fill(self.fill)
+        self.fill.start()
 
     def _close_later(self, thing: object) -> None:
         close = getattr(thing, "close", None)
@@ -228,16 +296,7 @@ def peak_resident_bytes() -> int:
 
 
 def _choose_isa(name: str) -> None:
-    from expertide import _native
-    from expertide.errors import RequestError
-
     try:
         _native.set_isa(name)
     except (RuntimeError, ValueError) as error:
         raise RequestError(f"EXPERTIDE_CPU_ISA={name}: {error}") from None
-
-
-def _isa() -> str:
-    from expertide import _native
-
-    return _native.isa()

@@ -14,6 +14,8 @@ from expertide.errors import RequestError
 from expertide.units import parse_size
 
 DEVICES = ("auto", "cpu", "cuda")
+FILLS = ("auto", "even", "off")
+PREDICTIONS = ("off", "last", "average", "router")
 CACHE_POLICIES = ("auto", "lfu", "lru", "random", "second-miss")
 # Below 16 tokens of context no prompt with a chat template fits; above 2^24 an int32 position times a head overflows.
 MAX_CONTEXT = 1 << 24
@@ -61,6 +63,21 @@ class Options:
     cache_policy: str = option(
         "auto", f"Which expert leaves a full cache: {', '.join(CACHE_POLICIES)}; auto is lfu.", metavar="NAME"
     )
+    startup_fill: str = option(
+        "auto",
+        f"Load experts into free memory before they are asked for: {', '.join(FILLS)} (auto: often used ones first).",
+        metavar="NAME",
+    )
+    prefill_prefetch: bool = option(
+        True,
+        "In prefill, begin the next layer's reads while this one computes.",
+        flags=("--prefill-prefetch/--no-prefill-prefetch",),
+    )
+    predictive_prefetch: str = option(
+        "off",
+        f"In decode, read what the next layer may ask for, an experiment: {', '.join(PREDICTIONS)}.",
+        metavar="NAME",
+    )
     pre_tokenizer: str | None = option(
         None, "Split text by this known rule instead of the one that the file names.", metavar="NAME"
     )
@@ -70,6 +87,8 @@ class Options:
             size_of(name, getattr(self, name))
         _check_choice("device", self.device, DEVICES)
         _check_choice("cache_policy", self.cache_policy, CACHE_POLICIES)
+        _check_choice("startup_fill", self.startup_fill, FILLS)
+        _check_choice("predictive_prefetch", self.predictive_prefetch, PREDICTIONS)
         _check_range("context", self.context, 16, MAX_CONTEXT)
         _check_range("threads", self.threads, 1, MAX_THREADS)
         _check_range("prefill_chunk", self.prefill_chunk, 1, MAX_PREFILL_CHUNK)

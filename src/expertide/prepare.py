@@ -95,6 +95,8 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     settings = Settings.from_env() if settings is None else settings
     if settings.kernels == "reference" and settings.cpu_isa != "auto":
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
+    if settings.kernels == "reference" and settings.activation_bits != 16:
+        raise RequestError("EXPERTIDE_ACTIVATION_BITS has no effect with EXPERTIDE_KERNELS=reference")
     path = model_path(model)
     if options.pre_tokenizer is not None:
         # Here, because only this option needs the tokenizers package before the plan is made.
@@ -107,6 +109,11 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
     catalog = architecture.expert_catalog()
     if catalog is None and options.cache_policy != "auto":
         raise RequestError(f"--cache-policy {options.cache_policy}: this model has no routed experts to cache")
+    if catalog is None and options.startup_fill != "auto":
+        raise RequestError(f"--startup-fill {options.startup_fill}: this model has no routed experts to load")
+    if options.predictive_prefetch != "off" and (catalog is None or settings.serial_io):
+        why = "this model has no routed experts" if catalog is None else "EXPERTIDE_SERIAL_IO=1 awaits each read"
+        raise RequestError(f"--predictive-prefetch {options.predictive_prefetch}: has no effect, {why}")
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"

@@ -1,11 +1,16 @@
 """Environment variables, all of them, for diagnosis only. Nobody needs one to run a model.
 
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
-    EXPERTIDE_CPU_ISA     "auto" (default), "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_ACTIVATION_BITS
+                          "16" (default) or "8": rounding of activations before they meet packed weights. With 16 the
+                          native kernels choose the reference's tokens; 8 is half of the arithmetic
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
+    EXPERTIDE_PEER_PYTHON the Python that has llama-cpp-python, for `expertide bench --against llama.cpp`
     EXPERTIDE_TRACEBACK   1: show where an internal error happened (errors of files and flags never have a traceback)
+    XDG_CACHE_HOME        folder that holds `expertide/` with what was measured and learnt here; by default ~/.cache
 
 A value that cannot be read stops the program, and so does a name that begins with EXPERTIDE_ and is not one of these.
 """
@@ -26,10 +31,12 @@ class Settings:
 
     kernels: str = "native"
     cpu_isa: str = "auto"
+    activation_bits: int = 16
     serial_io: bool = False
     poison: bool = False
     dump: Path | None = None
     traceback: bool = False
+    peer_python: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -47,12 +54,20 @@ class Settings:
         dump = env.get("EXPERTIDE_DUMP", "")
         return cls(
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
-            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx2", "base")),
+            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "base")),
+            activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("16", "8"))),
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,
             traceback=_switch(env, "EXPERTIDE_TRACEBACK"),
+            peer_python=env.get("EXPERTIDE_PEER_PYTHON", "") or None,
         )
+
+
+def user_cache(env: Mapping[str, str] | None = None) -> Path:
+    """Where small files that speed up later runs are kept; nothing there is needed, all of it may be deleted."""
+    env = os.environ if env is None else env
+    return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "expertide"
 
 
 def _choice(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

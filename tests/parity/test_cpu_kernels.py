@@ -45,10 +45,12 @@ def _assert_close(native: torch.Tensor, reference: torch.Tensor, relative: float
 
 # Float32 products of a few hundred terms differ by their order of summation: some units in the sixth decimal.
 ROUNDING = 2e-6
-# Activations of the integer path are rounded to 1/127 of a block's largest; averaged over 256 terms of a product.
+# Activations of packed types are rounded to 1/127 of a block's largest: 0.7 % of a typical output (test_native_kernels)
+# and an unlucky one in some thousand is off by four times that; the largest output is three times a typical one.
 ACTIVATIONS_ROUNDED = 0.02
 
-TYPES = [("F32", ROUNDING), ("F16", ROUNDING), ("Q5_0", ROUNDING), ("Q6_K", ROUNDING), ("Q4_K", ACTIVATIONS_ROUNDED)]
+TYPES = [("F32", ROUNDING), ("F16", ROUNDING)]
+TYPES += [(name, ACTIVATIONS_ROUNDED) for name in ("Q5_0", "Q6_K", "Q4_K", "Q8_0", "MXFP4")]
 
 
 def test_both_follow_the_protocol(native, reference) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import memory_model
+import native_samples as samples
 from expertide.formats import open_model
 from expertide.kernels import select
 from expertide.models.architecture import Model
@@ -116,23 +117,31 @@ def test_logits_are_those_of_transformers_in_both_layouts(
             assert found[len(answer.prompt) - 1 : -1].argmax(dim=-1).tolist() == answer.continuation, where
 
 
-def test_native_kernels_choose_the_same_tokens_but_at_near_ties(demo_path: Path, answers: list[Answer]) -> None:
-    kernels = select("native", num_threads=1)
-    model = memory_model.load(demo_path, kernels, kv_dtype="float16")[1]
+# The promise is the first line: the default. The second is a count of near-ties, each of which must be one; all but
+# half of the answers have none (docs/experiments.md).
+@pytest.mark.parametrize(("bits", "max_different"), [(16, 1), (8, 10)])
+def test_native_kernels_choose_the_same_tokens_but_at_near_ties(
+    demo_path: Path, answers: list[Answer], bits: int, max_different: int
+) -> None:
+    """With int8 activations some of these 20 answers leave the reference's within 64 tokens, with 16 bits none."""
     num_different = 0
-    for answer in answers:
-        found = _greedy(model, answer.prompt)
-        if found == answer.continuation:
-            continue
-        num_different += 1
-        step = next(i for i in range(NUM_NEW) if found[i] != answer.continuation[i])
-        logits = answer.logits[len(answer.prompt) - 1 + step]
-        margin = float(logits[answer.continuation[step]] - logits[found[step]])
-        print(f"prompt of {len(answer.prompt)} tokens, answer token {step}: margin {margin:.3f}")
-        # int8 activations move these logits (standard deviation 4) by 0.025 on average, measured on these prompts.
-        assert margin < 0.5, "not a near-tie"
-    kernels.close()
-    assert num_different <= 1
+    with samples.activation_bits(bits):
+        kernels = select("native", num_threads=1)
+        model = memory_model.load(demo_path, kernels, kv_dtype="float16")[1]
+        for answer in answers:
+            found = _greedy(model, answer.prompt)
+            if found == answer.continuation:
+                continue
+            num_different += 1
+            step = next(i for i in range(NUM_NEW) if found[i] != answer.continuation[i])
+            logits = answer.logits[len(answer.prompt) - 1 + step]
+            margin = float(logits[answer.continuation[step]] - logits[found[step]])
+            print(f"{bits} bits, prompt of {len(answer.prompt)} tokens, answer token {step}: margin {margin:.3f}")
+            # int8 activations move these logits (standard deviation 4) by 0.06 (root of the mean square), so a gap
+            # between two of them by 0.09: five times that.
+            assert margin < 0.45, "not a near-tie"
+        kernels.close()
+    assert num_different <= max_different
 
 
 def test_mean_negative_log_likelihood_of_the_suite_texts_agrees(

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from chaos_reader import chaos
-from expertide import LLM, SamplingParams
+from expertide import LLM, SamplingParams, _native
+from expertide.errors import RequestError
 from expertide.memory.placement import expert_window_bytes
 from expertide.options import Options
 from expertide.prepare import prepare
@@ -56,11 +57,11 @@ def _cache_bytes(size: str | float, kernels: str) -> int:
     return round_down(int(prepared.plan.all_experts_bytes * float(size)), 4096)
 
 
-def _answers(num_times: int, **options) -> list[tuple[list[int], list[bytes]]]:
+def _answers(num_times: int, *, prompt: str = PROMPT, **options) -> list[tuple[list[int], list[bytes]]]:
     """Token ids and the bytes of every logit row, for each repetition in one process."""
     answers = []
-    options.setdefault("prefill_chunk", CHUNK)
-    with LLM("demo", context=256, **options) as llm:
+    options = {"context": 256, "prefill_chunk": CHUNK, **options}
+    with LLM("demo", **options) as llm:
         model = llm._runtime.engine._model
         original, rows = model.logits, []
 
@@ -72,7 +73,7 @@ def _answers(num_times: int, **options) -> list[tuple[list[int], list[bytes]]]:
         model.logits = recorded
         for _ in range(num_times):
             rows.clear()
-            output = llm.generate(PROMPT, PARAMS)
+            output = llm.generate(prompt, PARAMS)
             if llm._runtime.cache is not None:
                 llm._runtime.cache.check()
             answers.append((output.token_ids, list(rows)))
@@ -102,9 +103,37 @@ def test_token_ids_and_logits_do_not_depend_on_where_experts_lie(baselines, monk
         assert not different, f"logits differ in repetition {again}, first at step {different[0]}"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+# A long prompt, so that chunks of 512 and of 64 differ: three borders of 64 and many of 7 lie inside.
+LONG_PROMPT = PROMPT.removesuffix("\n\nAssistant:") + " " + PROMPT * 3
+
+
+@pytest.fixture(scope="module")
+def long_answer() -> tuple[list[int], list[bytes]]:
+    return _answers(1, prompt=LONG_PROMPT, context=512, threads=2, prefill_chunk=100)[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
-def test_greedy_tokens_do_not_depend_on_threads_and_chunk_size(chunk, threads):
-    ((ids, _),) = _answers(1, threads=2)
-    ((again, _),) = _answers(1, threads=threads, prefill_chunk=chunk)
-    assert again == ids
+def test_token_ids_and_logits_do_not_depend_on_threads_and_chunk_size(long_answer, chunk, threads):
+    token_ids, logits = long_answer
+    ((ids, rows),) = _answers(1, prompt=LONG_PROMPT, context=512, threads=threads, prefill_chunk=chunk)
+    assert ids == token_ids
+    assert len(rows) == PARAMS.max_tokens
+    different = [step for step, (a, b) in enumerate(zip(rows, logits, strict=True)) if a != b]
+    assert not different, f"logits differ, first at step {different[0]}"
+
+
+@pytest.mark.parametrize("isa", ["base", "avx2", "avx512"])
+def test_token_ids_and_logits_do_not_depend_on_the_instruction_set(long_answer, isa):
+    try:
+        found = _answers(1, prompt=LONG_PROMPT, context=512, settings=Settings(cpu_isa=isa))
+    except RequestError as error:
+        pytest.skip(f"{error}")
+    finally:
+        _native.set_isa("auto")
+    assert found == [long_answer]
+
+
+def test_tracing_every_op_changes_no_bit(long_answer, tmp_path):
+    # A trace calls the ops one by one where a layer is otherwise two fused halves.
+    assert _answers(1, prompt=LONG_PROMPT, context=512, settings=Settings(dump=tmp_path)) == [long_answer]

@@ -22,6 +22,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 AVX2_FLAGS = {"-mavx2", "-mf16c", "-mfma"}
+AVX512_FLAGS = AVX2_FLAGS | {"-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"}
+
+
+def flags_of(source: str) -> set[str]:
+    """The machine flags that a source file may be compiled with."""
+    return AVX512_FLAGS if source.endswith("_avx512.cpp") else AVX2_FLAGS if source.endswith("_avx2.cpp") else set()
+
+
 # Two minutes on two cores when nothing else runs; CI machines are slower.
 pytestmark = pytest.mark.timeout(900)
 
@@ -84,18 +92,18 @@ def test_an_install_asks_for_nothing_that_the_package_does_not_import(built: Bui
     assert asked and not unused
 
 
-def test_only_the_avx2_objects_are_compiled_for_avx2_and_none_for_this_very_machine(built: Built) -> None:
+def test_only_named_objects_are_compiled_for_newer_processors_and_none_for_this_very_machine(built: Built) -> None:
     commands = json.loads((built.build_dir / "compile_commands.json").read_text())
     ours = [entry for entry in commands if Path(entry["file"]).is_relative_to(ROOT / "csrc")]
     assert ours
     for entry in ours:
         flags = set(entry["command"].split())
-        is_avx2 = entry["file"].endswith("_avx2.cpp")
         machine_flags = {flag for flag in flags if flag.startswith("-m")}
-        assert machine_flags == (AVX2_FLAGS if is_avx2 else set()), entry["file"]
+        assert machine_flags == flags_of(entry["file"]), entry["file"]
         assert "-ffp-contract=off" in flags, entry["file"]
         assert not flags & {"-ffast-math", "-Ofast", "-funsafe-math-optimizations"}, entry["file"]
-    assert any(entry["file"].endswith("_avx2.cpp") for entry in ours) or not sysconfig.get_platform().endswith("x86_64")
+    for ending in ("_avx2.cpp", "_avx512.cpp") if sysconfig.get_platform().endswith("x86_64") else ():
+        assert any(entry["file"].endswith(ending) for entry in ours)
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed: machine code is not looked at")
@@ -104,7 +112,7 @@ def test_no_object_of_the_baseline_holds_an_avx_instruction(built: Built) -> Non
     objects = list(built.build_dir.rglob("*.o"))
     assert objects
     for path in objects:
-        if path.name.endswith("_avx2.cpp.o"):
+        if flags_of(path.name.removesuffix(".o")):
             continue
         code = run("objdump", "-d", "--no-show-raw-insn", path, cwd=ROOT)
         # AVX encodings are the mnemonics that begin with v (verr and verw aside), or use the wide registers.
@@ -112,14 +120,16 @@ def test_no_object_of_the_baseline_holds_an_avx_instruction(built: Built) -> Non
         assert not found, f"{path.name}: {found[:3]}"
 
 
-def test_an_avx2_object_shares_no_inline_function_with_the_baseline(built: Built) -> None:
+def test_an_object_for_newer_processors_shares_no_inline_function_with_the_baseline(built: Built) -> None:
     # The linker keeps one copy of a weak symbol: were it the AVX2 one, an old machine would run it.
     if shutil.which("nm") is None:
         pytest.skip("nm is not installed: symbols are not looked at")
     weak: dict[bool, set[str]] = {True: set(), False: set()}
     for path in built.build_dir.rglob("*.o"):
         rows = (line.split() for line in run("nm", "--defined-only", path, cwd=ROOT).splitlines())
-        weak[path.name.endswith("_avx2.cpp.o")] |= {row[2] for row in rows if len(row) == 3 and row[1] in "WwVu"}
+        weak[bool(flags_of(path.name.removesuffix(".o")))] |= {
+            row[2] for row in rows if len(row) == 3 and row[1] in "WwVu"
+        }
     assert not weak[True] & weak[False]
 
 

@@ -125,19 +125,74 @@ def test_statistics_add_up(file: ExpertFile, kernels: Kernels) -> None:
 
 
 def test_prefill_reads_each_needed_expert_once_per_layer_and_chunk(file: ExpertFile, kernels: Kernels) -> None:
+    # The last layer: after it nothing is read ahead.
     with executor_of(file, kernels) as (world, executor):
         for step in range(3):
             x, ids, weights = batch(30, step)
             before, stats = world.reader.stats().read_bytes, executor.stats().prefill
-            executor.run(2, x, ids, weights, "prefill")
+            executor.run(3, x, ids, weights, "prefill")
             after = executor.stats().prefill - stats
             assert after.requests == len(ids.unique()) == 8
             windows = sum(
-                world.reader.window(part.ranges[e]).nbytes for part in file.catalog.layers[2] for e in range(8)
+                world.reader.window(part.ranges[e]).nbytes for part in file.catalog.layers[3] for e in range(8)
             )
             assert world.reader.stats().read_bytes - before <= windows + 3 * 4096
             if step:
                 assert after.hits_host > 0, "residents of the layer are used in place first"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_a_prompt_reads_each_absent_expert_once_although_reads_run_ahead(
+    file: ExpertFile, kernels: Kernels, share: float
+) -> None:
+    smallest, everything = smallest_cache_bytes(file.catalog, K), all_windows_bytes(file.catalog)
+    with executor_of(file, kernels, cache_bytes=int(smallest + share * (everything - smallest))) as (world, executor):
+        for chunk in range(3):
+            before = world.reader.stats().num_reads
+            absent = int(np.count_nonzero(world.residency.table[1:] < 0))
+            for layer_id in (1, 2, 3):
+                x, ids, weights = batch(30, chunk)
+                assert len(ids.unique()) == 8
+                executor.run(layer_id, x, ids, weights, "prefill")
+            world.residency.wait_idle()
+            # What was in memory when the chunk began may be evicted before its layer comes; nothing goes twice.
+            assert 3 * absent <= world.reader.stats().num_reads - before <= 3 * 24 + 3
+        ahead = executor.stats().ahead
+        assert ahead.loads > 0 and ahead.useful == ahead.loads and ahead.wasted == 0
+
+
+def test_the_next_layer_is_under_way_when_a_layer_ends(file: ExpertFile, kernels: Kernels) -> None:
+    with executor_of(file, kernels, cache_bytes=all_windows_bytes(file.catalog)) as (world, executor):
+        executor.run(1, *batch(30, 1), "prefill")
+        assert np.count_nonzero(world.residency.table[2] >= 0) == 8
+        assert np.count_nonzero(world.residency.table[3] >= 0) == 0
+        before = executor.stats().prefill
+        executor.run(2, *batch(30, 2), "prefill")
+        after = executor.stats().prefill - before
+        assert (after.requests, after.hits_host) == (8, 8)
+
+
+def test_nothing_runs_ahead_where_it_may_be_in_vain(file: ExpertFile, kernels: Kernels) -> None:
+    with executor_of(file, kernels, cache_bytes=all_windows_bytes(file.catalog)) as (world, executor):
+        executor.run(1, *batch(2, 1), "prefill")  # at most 4 of 8 experts
+        executor.run(1, *batch(30, 1), "decode")
+        assert np.count_nonzero(world.residency.table[2] >= 0) == 0
+    with World(file, k=K, cache_bytes=all_windows_bytes(file.catalog)) as world:
+        off = MoEExecutor(file.catalog, world.cache, world.residency, world.reader, kernels, reads_ahead=False)
+        off.run(1, *batch(30, 1), "prefill")
+        assert np.count_nonzero(world.residency.table[2] >= 0) == 0
+
+
+def test_a_read_ahead_that_fails_is_read_again_or_named(file: ExpertFile, kernels: Kernels) -> None:
+    x, ids, weights = batch(30, 2)
+    with executor_of(file, kernels, cache_bytes=all_windows_bytes(file.catalog)) as (world, executor):
+        broken = file.catalog.layers[2][1].ranges[4]
+        world.reader.inject_fault(0, broken.offset + 4096, 1, errno.EIO)
+        executor.run(1, *batch(30, 1), "prefill")
+        world.residency.wait_idle()
+        assert world.residency.slot_of(2, 4) == -1, "its reader has not come yet: it is absent again"
+        y = executor.run(2, x, ids, weights, "prefill")
+        torch.testing.assert_close(y.double(), truth(file, 2, x, ids, weights), atol=1e-5, rtol=1e-5)
 
 
 def test_reads_in_flight_are_bounded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,38 @@ def test_attention_in_tiles_is_attention(past: int, tokens: int, dtype: torch.dt
     assert (found.double() - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize(("past", "tokens"), [(0, 1), (0, 70), (5, 1), (5, 130), (2047, 1), (2040, 20), (4100, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 3), (4, 1)])
+def test_grouped_attention_in_tiles_is_attention(
+    heads: int, kv_heads: int, past: int, tokens: int, dtype: torch.dtype
+) -> None:
+    # More cached rows than are asked for, filled with NaN, which must not be read.
+    generator = torch.Generator().manual_seed(past + tokens)
+    held = past + tokens
+    q = torch.randn(tokens, heads, 10, generator=generator)
+    k, v = (torch.randn(kv_heads, held + 9, 10, generator=generator).to(dtype) for _ in range(2))
+    k[:, held:], v[:, held:] = float("nan"), float("nan")
+    found = KERNELS.gqa_attention(q, k, v, scale=0.4, first_position=past)
+
+    keys, values = (rows[:, :held].double().repeat_interleave(heads // kv_heads, dim=0) for rows in (k, v))
+    scores = torch.einsum("tqd,qsd->tqs", q.double(), keys) * 0.4
+    future = torch.arange(held)[None, :] > torch.arange(past, held)[:, None]
+    weights = scores.masked_fill(future[:, None, :], float("-inf")).softmax(dim=-1)
+    expected = torch.einsum("tqs,qsd->tqd", weights, values)
+    # Means of float32 values of size 1 under a softmax over up to 4,103 keys.
+    assert (found.double() - expected).abs().max() < 2e-5
+
+
+def test_grouped_attention_works_in_several_query_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(50, 4, 8, generator=generator)
+    k, v = (torch.randn(2, 60, 8, generator=generator) for _ in range(2))
+    whole = KERNELS.gqa_attention(q, k, v, scale=0.3, first_position=10)
+    monkeypatch.setattr("expertide.kernels.tiles.QUERY_TILE_SCORES", 4 * tiles.KEY_TILE * 7)  # 7 queries
+    assert torch.allclose(KERNELS.gqa_attention(q, k, v, scale=0.3, first_position=10), whole, atol=1e-6)
+
+
 def test_linear_is_the_same_in_one_tile_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.randn(100, 32, generator=torch.Generator().manual_seed(0))
     x = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
@@ -92,6 +124,15 @@ def test_rope_turns_adjacent_pairs() -> None:
     expected = torch.tensor([[cos[0, 0], sin[0, 0], -2 * sin[0, 1], 2 * cos[0, 1]]])
     assert torch.allclose(KERNELS.rope(x, cos, sin), expected)
     assert torch.equal(KERNELS.rope(x[:, None, :], cos, sin)[:, 0], KERNELS.rope(x, cos, sin))
+
+
+def test_rope_turns_the_halves_against_each_other() -> None:
+    # The same turns as of adjacent pairs, on values in another order.
+    x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(5))
+    angle = torch.randn(5, 4, generator=torch.Generator().manual_seed(6))
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # place in `x` of each value of the adjacent form
+    turned = KERNELS.rope(x[..., order], angle.cos(), angle.sin())
+    assert torch.equal(KERNELS.rope(x, angle.cos(), angle.sin(), pairs="halves")[..., order], turned)
 
 
 def test_yarn_frequencies_of_deepseek_v2_lite() -> None:

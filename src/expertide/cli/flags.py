@@ -59,7 +59,7 @@ def _flag_fields(kind: type) -> list[dataclasses.Field[Any]]:
 
 
 def _flag(entry: dataclasses.Field[Any], hints: dict[str, Any]) -> inspect.Parameter:
-    shown = "" if entry.default in (None, ()) else f"  [{entry.default}]"
+    shown = "" if entry.default is None or entry.default == () else f"  [{_default_text(entry.default)}]"
     option = typer.Option(
         *flags_of(entry), help=entry.metadata["help"] + shown, metavar=entry.metadata["metavar"], show_default=False
     )
@@ -69,6 +69,10 @@ def _flag(entry: dataclasses.Field[Any], hints: dict[str, Any]) -> inspect.Param
         default=None,
         annotation=Annotated[typing.Optional[_plain_type(hints[entry.name])], option],  # noqa: UP045
     )
+
+
+def _default_text(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _plain_type(hint: Any) -> Any:

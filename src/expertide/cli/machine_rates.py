@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from expertide.memory.topology import Disk
+from expertide.settings import user_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class MachineRates:
 
 
 def path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "expertide" / "machine.json"
+    return user_cache() / "machine.json"
 
 
 def disk_key(disk: Disk | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from expertide.cli.output import count
 from expertide.llm import LLM
+from expertide.prepare import Prepared
 from expertide.units import format_size
 
 
@@ -67,7 +68,12 @@ def _percent(share: float) -> str:
 
 def machine_facts(llm: LLM) -> dict[str, Any]:
     """What a measurement depends on, beside the model: for JSON that is compared later."""
-    topology = llm.prepared.topology
+    return topology_facts(llm.prepared)
+
+
+def topology_facts(prepared: Prepared) -> dict[str, Any]:
+    """The same without a loaded model."""
+    topology = prepared.topology
     return {
         "cpu": topology.cpu_model,
         "physical_cores": topology.num_physical_cores,

@@ -7,9 +7,12 @@ misses and compute them as they arrive.
                         ^                                                      |
                         +----- more misses than room or than reads in flight --+
 
-At most `MAX_READS_IN_FLIGHT` reads are under way; in prefill the window slides over the misses in file order, so each
-needed expert is read once per layer and chunk. When nothing more fits, what is leased is computed and released first:
-the smallest cache (`placement.smallest_cache_bytes`) still goes on, one expert at a time.
+At most `MAX_READS_IN_FLIGHT` reads of a layer are under way. In prefill the window slides over misses in file order,
+so each needed expert is read once per layer and chunk; and on into the next layer, where that will need (nearly) every
+expert as well: its reads begin while this one computes, and go on during the attention between them.
+
+When nothing more fits, what is leased is computed and released first:
+the smallest cache (`sizes.smallest_cache_bytes`) still goes on, one expert at a time.
 
 A failed read ends the step with StorageError, naming file and offset. By then no lease of the step is held, no read of
 it is under way, and the next step works.
@@ -18,8 +21,9 @@ it is under way, and the next step works.
 from __future__ import annotations
 
 import errno
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -27,13 +31,15 @@ from torch import Tensor
 
 from expertide._native import ReadFailed, Residency, ThreadPool, quant_types
 from expertide.errors import StorageError
-from expertide.experts.cache import ExpertCache
+from expertide.experts.cache import AHEAD, PREDICTED, ExpertCache
 from expertide.experts.layer_step import ExpertShape, LayerStep, NativeLayer, ReferenceLayer
-from expertide.experts.stats import ExpertStats, Phase, PhaseStats
+from expertide.experts.stats import EarlyStats, ExpertStats, Phase, PhaseStats
 from expertide.experts.uninterrupted import Uninterrupted
 from expertide.formats.tensors import ExpertCatalog
 
 if TYPE_CHECKING:
+    from expertide.experts.fill import StartupFill
+    from expertide.experts.prediction import Predictor
     from expertide.kernels.ops import Kernels
     from expertide.memory.reader import Reader, WindowRead
 
@@ -41,6 +47,13 @@ RouterObserver = Callable[[int, Tensor], None]
 
 # Ten experts of three parts: more hides nothing (8 threads saturate the disk) and takes slots from residents.
 MAX_READS_IN_FLIGHT = 32
+# A portion is computed between two looks at the reads: some milliseconds, and never so few rows that kernels starve.
+_PORTION_ASSIGNMENTS = 64
+_MAX_PORTION = 8
+# Where a layer needed so large a part of its experts, the next one will: at most an eighth of the reads is in vain.
+_CERTAIN_SHARE = 7 / 8
+# Predicted reads queued or running at most: what the disk delivers during one layer's attention.
+MAX_PREDICTED_READS = 12
 _PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
@@ -58,9 +71,14 @@ class MoEExecutor:
         residency: Residency,
         reader: Reader,
         kernels: Kernels,
+        *,
+        reads_ahead: bool = True,
+        predictor: Predictor | None = None,
     ) -> None:
         """
         Args:
+            reads_ahead: in prefill, begin the next layer's reads while this one computes.
+            predictor: in decode, says what the next layer may ask for; that is then read in the background.
             kernels: with the name "native" the layers run in C++ on its `pool`, except those whose experts are of a
                 quant type that has no native kernel; else in torch, through its ops.
 
@@ -71,6 +89,7 @@ class MoEExecutor:
         self._residency = residency
         self._reader = reader
         self._observer: RouterObserver | None = None
+        self._fill: StartupFill | None = None
         self._layers: dict[int, LayerStep] = {}
         self._file_order: dict[int, list[tuple[int, int]]] = {}
         self._num_parts: dict[int, int] = {}
@@ -85,12 +104,22 @@ class MoEExecutor:
             self._num_parts[layer_id] = len(parts)
         # Serial: everything that fits is loaded, read by read, before anything is computed.
         self._max_reads = 1 << 30 if reader.is_serial else MAX_READS_IN_FLIGHT
+        self._num_experts = catalog.num_experts
+        layer_ids = list(catalog.layers)
+        self._next_layer = dict(itertools.pairwise(layer_ids))
+        self._predictor = predictor
+        self._reads_ahead = reads_ahead and not reader.is_serial
         self._phase: Phase = "prefill"
         self._residency.set_phase(0)
         self._stall_ns = dict.fromkeys(_PHASES, 0)
         self._read_bytes = dict.fromkeys(_PHASES, 0)
         self._busy_s = dict.fromkeys(_PHASES, 0.0)
         self._evictions = dict.fromkeys(_PHASES, 0)
+        self._seen, self._seen_evictions = reader.stats(), cache.num_evictions
+
+    def set_fill(self, fill: StartupFill | None) -> None:
+        """Have `fill` told which phase is computed."""
+        self._fill = fill
 
     def set_router_observer(self, observer: RouterObserver | None) -> None:
         """Have every (layer_id, topk_ids_TK) shown to `observer` before it is served; None ends that."""
@@ -120,21 +149,29 @@ class MoEExecutor:
         if self._observer is not None:
             self._observer(layer_id, topk_ids_TK)
         if phase != self._phase:
+            self._account()
             self._residency.set_phase(_PHASES.index(phase))
             self._phase = phase
+        if self._fill is not None:
+            self._fill.set_activity(phase)
         x_TH, topk_ids_TK, topk_weights_TK = _ready(x_TH), topk_ids_TK.contiguous(), _ready(topk_weights_TK)
         assert topk_ids_TK.dtype == torch.int32 and topk_ids_TK.shape == topk_weights_TK.shape
         y_TH = torch.empty_like(x_TH)
+        if self._predictor is not None and phase == "decode":
+            self._read_predicted(self._predictor, layer_id, x_TH)
         step = self._layers[layer_id]
+        streams = phase == "prefill" and self._reads_ahead and len(x_TH) > 0 and not self._cache.holds_everything
         try:
-            misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH)
+            misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH, defer=streams)
         except ReadFailed as error:
             self._abandon(step, layer_id, ())
             raise self._storage_error(error, layer_id) from error
         except BaseException:
             self._abandon(step, layer_id, ())
             raise
-        if misses:
+        if streams:
+            self._stream(step, layer_id, misses, topk_ids_TK.numel())
+        elif misses:
             self._serve(step, layer_id, misses)
         return y_TH
 
@@ -146,8 +183,6 @@ class MoEExecutor:
         reading: deque[int] = deque()
         most = max(1, self._max_reads // self._num_parts[layer_id])
         num_stuck = 0
-        before = self._reader.stats()
-        evictions = self._cache.num_evictions
         try:
             while True:
                 self._start_reads(layer_id, waiting, reading, most)
@@ -170,19 +205,124 @@ class MoEExecutor:
                     assert num_stuck == 2, (
                         f"no room for expert {waiting[0]} of layer {layer_id}, and nothing to wait for"
                     )
-                    self._residency.wait_idle()
-                    self._cache.recover()
+                    self._cache.settle()
         except ReadFailed as error:
             self._abandon(step, layer_id, reading)
             raise self._storage_error(error, layer_id) from error
         except BaseException:
             self._abandon(step, layer_id, reading)
             raise
+
+    def _account(self) -> None:
+        """Book what was read and evicted since the last time under the phase that goes on."""
+        read, evictions = self._reader.stats(), self._cache.num_evictions
+        self._read_bytes[self._phase] += read.read_bytes - self._seen.read_bytes
+        self._busy_s[self._phase] += read.busy_s - self._seen.busy_s
+        self._evictions[self._phase] += evictions - self._seen_evictions
+        self._seen, self._seen_evictions = read, evictions
+
+    def _stream(self, step: LayerStep, layer_id: int, misses: Sequence[int], num_assignments: int) -> None:
+        """`_serve` for a prompt: computes in portions, so that reads go on, into the next layer too."""
+        order = self._file_order[layer_id]
+        waiting = deque(sorted(misses, key=order.__getitem__))
+        reading: deque[int] = deque()
+        most = max(1, self._max_reads // self._num_parts[layer_id])
+        portion = max(1, min(_MAX_PORTION, _PORTION_ASSIGNMENTS * self._num_experts // max(num_assignments, 1)))
+        ahead = self._certain_reads(layer_id, step.num_waiting + len(misses))
+        num_stuck = 0
+        try:
+            self._cache.recover()
+            while True:
+                self._start_reads(layer_id, waiting, reading, most)
+                if not waiting:
+                    self._read_ahead(layer_id, ahead)
+                if step.num_waiting:
+                    self._stall(step.finish((), last=False, max_experts=portion))
+                elif reading:
+                    num_stuck = 0
+                    some = [reading.popleft() for _ in range(min(portion, len(reading)))]
+                    self._stall(step.finish(some, last=False))
+                elif waiting:
+                    # Only loads that nobody waits for can be in the way: of the fill, of reading ahead.
+                    num_stuck += 1
+                    assert num_stuck == 1, f"no room for expert {waiting[0]} of layer {layer_id}, nothing to wait for"
+                    self._cache.settle()
+                else:
+                    break
+            self._stall(step.finish((), last=True))
+            # The last portion has left room.
+            self._read_ahead(layer_id, ahead)
+        except ReadFailed as error:
+            self._abandon(step, layer_id, reading)
+            raise self._storage_error(error, layer_id) from error
+        except BaseException:
+            self._abandon(step, layer_id, reading)
+            raise
+
+    def _certain_reads(self, layer_id: int, num_needed: int) -> deque[int]:
+        """Absent experts of the next layer, in file order; none unless (nearly) all of them will be needed."""
+        next_layer = self._next_layer.get(layer_id)
+        if next_layer is None or num_needed < _CERTAIN_SHARE * self._num_experts:
+            return deque()
+        absent = (e for e in range(self._num_experts) if self._cache.is_absent(next_layer, e))
+        return deque(sorted(absent, key=self._file_order[next_layer].__getitem__))
+
+    def _read_ahead(self, layer_id: int, ahead: deque[int]) -> None:
+        """Begin reads of the next layer while there is room."""
+        if not ahead:
+            return
+        next_layer = self._next_layer[layer_id]
+        reads: list[WindowRead] = []
+        leased: list[int] = []
+        num_submitted = self._reader.num_submitted
+        try:
+            while ahead:
+                reservation = self._cache.reserve_ahead(next_layer, ahead[0], is_prefill=True)
+                if reservation is None:
+                    break
+                leased.append(ahead.popleft())
+                reads.extend(reservation.reads)
+            if reads:
+                self._reader.submit(self._residency, reads)
+        except BaseException:
+            self._fail_unsubmitted(reads, num_submitted)
+            raise
         finally:
-            after = self._reader.stats()
-            self._read_bytes[self._phase] += after.read_bytes - before.read_bytes
-            self._busy_s[self._phase] += after.busy_s - before.busy_s
-            self._evictions[self._phase] += self._cache.num_evictions - evictions
+            # Loading slots are nobody's victims, and nothing is reserved before the next layer leases its own.
+            for expert in leased:
+                self._residency.release(next_layer, expert)
+
+    def _read_predicted(self, predictor: Predictor, layer_id: int, x_TH: Tensor) -> None:
+        """Begin background reads of what the next layer may ask for, a few at a time."""
+        next_layer = self._next_layer.get(layer_id)
+        if next_layer is None:
+            return
+        room = MAX_PREDICTED_READS - self._reader.wait_background(0, 0)
+        if room <= 0:  # the disk has enough to do: what comes too late is of no use
+            return
+        self._cache.recover()
+        for expert in predictor.predict(next_layer, x_TH):
+            if room <= 0:
+                break
+            with self._cache.lock:
+                if not self._cache.is_absent(next_layer, expert):
+                    continue
+                reservation = self._cache.reserve_ahead(
+                    next_layer, expert, is_prefill=False, origin=PREDICTED, spared_layer=layer_id
+                )
+                if reservation is None:
+                    break
+                try:
+                    self._reader.submit(self._residency, reservation.reads, background=True)
+                finally:
+                    self._residency.release(next_layer, expert)
+            room -= len(reservation.reads)
+
+    def _fail_unsubmitted(self, reads: Iterable[WindowRead], num_submitted: int) -> None:
+        # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
+        if self._reader.num_submitted == num_submitted:
+            for slot, file_id, offset, _, need_nbytes, _ in reads:
+                self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
 
     def _start_reads(self, layer_id: int, waiting: deque[int], reading: deque[int], most: int) -> None:
         """Move experts from `waiting` to `reading` while there is room, and submit all of their reads in one call."""
@@ -198,10 +338,7 @@ class MoEExecutor:
             if reads:
                 self._reader.submit(self._residency, reads)
         except BaseException:
-            # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
-            if self._reader.num_submitted == num_submitted:
-                for slot, file_id, offset, _, need_nbytes, _ in reads:
-                    self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
+            self._fail_unsubmitted(reads, num_submitted)
             raise
 
     def _stall(self, waited_ns: int) -> None:
@@ -212,15 +349,17 @@ class MoEExecutor:
         step.abort()
         for expert in experts:
             self._residency.release(layer_id, expert)
-        self._residency.wait_idle()
-        self._cache.recover()
+        self._cache.settle()
 
     def _storage_error(self, error: ReadFailed, layer_id: int) -> StorageError:
         return self._reader.storage_error(error, f"an expert of layer {layer_id}")
 
     def stats(self) -> ExpertStats:
         """Sums since the executor was made."""
-        return ExpertStats(*(self._phase_stats(phase) for phase in _PHASES))
+        self._account()
+        prefill, decode = (self._phase_stats(phase) for phase in _PHASES)
+        ahead, predicted = (EarlyStats(*self._residency.origins(origin)) for origin in (AHEAD, PREDICTED))
+        return ExpertStats(prefill, decode, ahead, predicted)
 
     def _phase_stats(self, phase: Phase) -> PhaseStats:
         requests, hits, misses, needed_bytes = self._residency.counters(_PHASES.index(phase))

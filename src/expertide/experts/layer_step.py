@@ -30,12 +30,15 @@ from expertide.kernels.qtensor import QTensor
 class LayerStep(Protocol):
     """One layer's experts; one step at a time."""
 
-    def begin(self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor) -> list[int]:
+    def begin(
+        self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
+    ) -> list[int]:
         """Lease what is resident or loading; with no misses compute everything.
 
         Args:
             x_TH, topk_weights_TK: float32; topk_ids_TK: int32; all contiguous, and in place until the step ends.
             out_TH: float32, written when the step ends.
+            defer: compute nothing yet, also with no misses; `finish` must follow.
 
         Returns:
             Missing experts, ascending.
@@ -45,8 +48,11 @@ class LayerStep(Protocol):
         """
         ...
 
-    def finish(self, experts: Sequence[int], *, last: bool) -> int:
+    def finish(self, experts: Sequence[int], *, last: bool, max_experts: int = 0) -> int:
         """Compute what is leased, then `experts` (misses with one lease each, handed over) as they arrive.
+
+        Args:
+            max_experts: above 0, return after about as many, so that more reads can be issued; the rest stays leased.
 
         Returns:
             Nanoseconds spent waiting for reads.
@@ -54,6 +60,11 @@ class LayerStep(Protocol):
         Raises:
             ReadFailed: a load failed; call abort.
         """
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Experts leased by this step and not computed yet."""
         ...
 
     def abort(self) -> None:
@@ -115,7 +126,9 @@ class NativeLayer:
             residency, layer_id, shape.hidden, shape.inner, shape.gate.native, shape.up.native, shape.down.native
         )
 
-    def begin(self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor) -> list[int]:
+    def begin(
+        self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
+    ) -> list[int]:
         num_tokens, k = topk_ids_TK.shape
         return self._layer.run(
             self._pool,
@@ -125,10 +138,15 @@ class NativeLayer:
             num_tokens,
             k,
             out_TH.data_ptr(),
+            defer,
         )
 
-    def finish(self, experts: Sequence[int], *, last: bool) -> int:
-        return self._layer.finish(self._pool, experts, last)
+    def finish(self, experts: Sequence[int], *, last: bool, max_experts: int = 0) -> int:
+        return self._layer.finish(self._pool, experts, last, max_experts)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._layer.num_waiting
 
     def abort(self) -> None:
         self._layer.abort()
@@ -144,21 +162,24 @@ class ReferenceLayer:
         self._kernels = kernels
         self._leased: list[int] = []  # by this step, not computed yet; ascending within a call
 
-    def begin(self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor) -> list[int]:
+    def begin(
+        self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
+    ) -> list[int]:
         assert not self._leased
         self._x_TH, self._topk_ids_TK = x_TH, topk_ids_TK
         self._topk_weights_TK, self._out_TH = topk_weights_TK, out_TH
         hits, misses = self._residency.acquire(self._layer_id, topk_ids_TK.data_ptr(), topk_ids_TK.numel())
         self._leased = hits
         self._results_TKH = torch.empty(*topk_ids_TK.shape, x_TH.shape[1], dtype=torch.float32)
-        if not misses:
+        if not misses and not defer:
             self.finish((), last=True)
         return misses
 
-    def finish(self, experts: Sequence[int], *, last: bool) -> int:
+    def finish(self, experts: Sequence[int], *, last: bool, max_experts: int = 0) -> int:
         self._leased.extend(experts)
-        waited_ns = 0
-        while self._leased:
+        waited_ns = num_computed = 0
+        while self._leased and (last or max_experts <= 0 or num_computed < max_experts):
+            num_computed += 1
             expert = self._leased[0]
             waited_ns += self._residency.wait(self._layer_id, expert)
             self._compute(expert)
@@ -168,6 +189,10 @@ class ReferenceLayer:
             self._out_TH.copy_(self._kernels.moe_sum(self._results_TKH, self._topk_weights_TK))
             self._forget()
         return waited_ns
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._leased)
 
     def abort(self) -> None:
         while self._leased:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from expertide._native import Residency
 from expertide.errors import RequestError
+from expertide.experts.popularity import Profile
 
 Slots = NDArray[np.int32]
 
@@ -45,6 +46,12 @@ class UseRecords:
         idle = self._residency.clock - self._last_use[layers, experts]
         decayed: NDArray[np.float64] = self._frequency[layers, experts] * np.power(self.decay, idle)
         return decayed
+
+    def expect(self, profile: Profile) -> None:
+        """Start as if requests had come as often as the profile says, for one half-life."""
+        for layer_id in profile.layers:
+            self._frequency[layer_id] = profile.per_token(layer_id) * HALF_LIFE_STEPS
+            self._last_use[layer_id] = 0
 
     def last_use(self, slots: Slots) -> NDArray[np.int64]:
         """Clock of the last request of the experts in these slots."""

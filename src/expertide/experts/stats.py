@@ -52,15 +52,39 @@ class PhaseStats:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyStats:
+    """Loads that began before anybody asked for the expert.
+
+    Attributes:
+        useful: asked for before they were evicted.
+        late: of these, still on their way when they were asked for.
+        wasted: evicted, or failed, without having been asked for.
+    """
+
+    loads: int = 0
+    useful: int = 0
+    late: int = 0
+    wasted: int = 0
+
+    def __sub__(self, earlier: EarlyStats) -> EarlyStats:
+        return EarlyStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+    def to_json(self) -> dict[str, int | float]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Both phases."""
+    """Both phases, and what was read early: certain reads of a prompt's next layer, and predicted ones."""
 
     prefill: PhaseStats = field(default_factory=PhaseStats)
     decode: PhaseStats = field(default_factory=PhaseStats)
+    ahead: EarlyStats = field(default_factory=EarlyStats)
+    predicted: EarlyStats = field(default_factory=EarlyStats)
 
     def __sub__(self, earlier: ExpertStats) -> ExpertStats:
-        return ExpertStats(self.prefill - earlier.prefill, self.decode - earlier.decode)
+        return ExpertStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
     def to_json(self) -> dict[str, dict[str, int | float]]:
         """As `run --json` shows it under "experts"."""
-        return {"prefill": self.prefill.to_json(), "decode": self.decode.to_json()}
+        return {f.name: getattr(self, f.name).to_json() for f in fields(self)}

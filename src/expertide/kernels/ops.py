@@ -1,7 +1,8 @@
 """Every op a model is made of, once: meaning, shapes, numbers. Implementations: `reference` (torch), `cpu` (C++).
 
-Shape letters: T tokens, H hidden, I input width, O output width, Q query heads, N nope dims, C rope dims, U value dims,
-L latent rank, S cached tokens, E experts, K experts per token, F expert inner size, V vocabulary.
+Shape letters: T tokens, H hidden, I input width, O output width, Q query heads, G kv heads, D head size, N nope dims,
+C rope dims, U value dims, L latent rank, S cached tokens, E experts, K experts per token, F expert inner size,
+V vocabulary.
 
 Activations are float32 torch tensors, contiguous in the last axis; weights are packed (`QTensor`) or, for vectors,
 float32 tensors. Results are new tensors unless said otherwise. No op depends on torch's default dtype, and none changes
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
+from expertide.kernels.rope import RopePairs
 from expertide.kernels.router import RouterSpec
 
 if TYPE_CHECKING:
@@ -42,12 +45,13 @@ class Kernels(Protocol):
         """x * rsqrt(mean(x²) + eps) * weight over the last axis, all in float32."""
         ...
 
-    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
-        """Rotate adjacent pairs (2i, 2i+1) of the last axis by angle i; P = C / 2.
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor, *, pairs: RopePairs = "adjacent") -> Tensor:
+        """Rotate pair i of the last axis by angle i; P = C / 2.
 
         Args:
             x: [T, C] or [T, Q, C].
             cos_TP, sin_TP: already times the YaRN magnitude.
+            pairs: which values are pair i: "adjacent" (2i, 2i+1), "halves" (i, i + P).
         """
         ...
 
@@ -90,7 +94,26 @@ class Kernels(Protocol):
             first_position: position of token 0 of this call.
 
         Returns:
-            o_TQU float32. Workspace is bounded whatever T and S are (`tiles.attention_bytes`).
+            o_TQU float32. Workspace is bounded whatever T and S are (`tiles.attention_bytes`). The native kernels round
+            queries, keys and weights to integers: off by about 3e-4 of the largest result.
+        """
+        ...
+
+    def gqa_attention(
+        self, q_TQD: Tensor, k_GSD: Tensor, v_GSD: Tensor, *, scale: float, first_position: int
+    ) -> Tensor:
+        """Causal attention of Q query heads on G key/value heads, the same for one token and for a chunk.
+
+            score = q[t, q] · k[q // (Q / G), s] * scale,  s <= first_position + t;  o = Σ softmax(score)[s] v[.., s]
+
+        Args:
+            q_TQD: G divides Q; neighbouring query heads share a key/value head.
+            k_GSD, v_GSD: float16 or float32; rows 0..S-1 of each head with S >= first_position + T; row = position.
+                Heads may lie apart, rows of one head may not.
+            first_position: position of token 0 of this call.
+
+        Returns:
+            o_TQD float32. Workspace is bounded whatever T and S are (`tiles.gqa_attention_bytes`).
         """
         ...
 
@@ -104,6 +127,14 @@ class Kernels(Protocol):
 
     def moe_sum(self, results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
         """y_TH = Σ_k weights[t, k] * results[t, k] in float32, k = 0, 1, … in this order."""
+        ...
+
+    def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
+        """The attention half of a layer as one op, or None: then the layer calls the ops above."""
+        ...
+
+    def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:
+        """The feed-forward half of a layer without its routed experts, or None."""
         ...
 
     def close(self) -> None:

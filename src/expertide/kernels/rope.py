@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Which values turn together, as a vector of C: (2i, 2i+1), or (i, i + C/2). The pairing depends on the architecture and
+# on the container, since converters may permute the rows that make queries and keys.
+RopePairs = Literal["adjacent", "halves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +41,20 @@ class YarnSpec:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotation of `dim` values as dim/2 adjacent pairs.
+    """Rotation of `dim` values as dim/2 pairs.
 
     Attributes:
         theta: base of the frequencies.
         yarn: None for plain rope.
         magnitude: factor on cos and sin.
+        pairs: which values turn together.
     """
 
     dim: int
     theta: float
     yarn: YarnSpec | None = None
     magnitude: float = 1.0
+    pairs: RopePairs = "adjacent"
 
     def inverse_frequencies(self) -> NDArray[np.float64]:
         """Radians per position of each pair, [dim / 2]."""

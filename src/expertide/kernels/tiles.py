@@ -29,3 +29,12 @@ def attention_bytes(num_tokens: int, *, num_heads: int, rank: int, rope_dim: int
     latents = 3 * queries * num_heads * rank  # absorbed queries, the running mean, a copy in the order of heads
     keys = KEY_TILE * (rank + rope_dim)
     return 4 * (scores + latents + keys) + decoding_bytes()
+
+
+def gqa_attention_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Temporary memory of `gqa_attention`, whatever the number of keys, without arguments and result."""
+    queries = min(num_tokens, queries_per_tile(num_heads))
+    scores = queries * num_heads * KEY_TILE
+    rows = 3 * queries * num_heads * head_dim  # scaled queries by kv head, the running mean, the mean by query head
+    keys = 2 * KEY_TILE * num_kv_heads * head_dim
+    return 4 * (scores + rows + keys)

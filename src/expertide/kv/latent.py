@@ -8,25 +8,13 @@ plan reserved is what a measurement sees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from expertide.errors import RequestError
-
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class LatentSnapshot:
-    """Everything before `length` is as it was when this was made."""
-
-    owner: LatentCache
-    length: int
+from expertide.kernels.fused import CacheRows
+from expertide.kv.rows import RowCache, filled
 
 
-class LatentCache:
+class LatentCache(RowCache):
     """Implements `kv.KVCache`. Owned by one sequence; one thread at a time."""
 
     def __init__(self, *, num_layers: int, max_tokens: int, rank: int, rope_dim: int, dtype: str) -> None:
@@ -37,27 +25,20 @@ class LatentCache:
             dtype: "float16" or "float32".
         """
         self._rank = rank
-        self._rows = torch.empty((num_layers, max_tokens, rank + rope_dim), dtype=DTYPES[dtype]).fill_(0)
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def max_tokens(self) -> int:
-        return self._rows.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self._rows.numel() * self._rows.element_size()
+        self._rows = filled((num_layers, max_tokens, rank + rope_dim), dtype)
+        super().__init__(max_tokens, self._rows)
+        width, value_bytes = rank + rope_dim, self._rows.element_size()
+        self._places = [
+            CacheRows(address, address + rank * value_bytes, width, width, dtype == "float16")
+            for address in (layer.data_ptr() for layer in self._rows)
+        ]
 
     def append(self, layer_index: int, latent_TL: Tensor, k_rope_TC: Tensor) -> None:
         """Write the rows of the step's tokens behind the tokens held; `advance` makes them count.
 
         The caller has checked that there is room.
         """
-        begin, end = self._length, self._length + latent_TL.shape[0]
+        begin, end = self.length, self.length + latent_TL.shape[0]
         assert end <= self.max_tokens
         rows = self._rows[layer_index, begin:end]
         rows[:, : self._rank] = latent_TL
@@ -68,19 +49,6 @@ class LatentCache:
         rows = self._rows[layer_index, :num_tokens]
         return rows[:, : self._rank], rows[:, self._rank :]
 
-    def advance(self, num_tokens: int) -> None:
-        assert num_tokens >= 0 and self._length + num_tokens <= self.max_tokens
-        self._length += num_tokens
-
-    def truncate(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise RequestError(f"cannot cut a cache of {self._length:,} tokens to {length:,}")
-        self._length = length
-
-    def snapshot(self) -> LatentSnapshot:
-        return LatentSnapshot(self, self._length)
-
-    def restore(self, snapshot: object) -> None:
-        if not isinstance(snapshot, LatentSnapshot) or snapshot.owner is not self:
-            raise RequestError("a snapshot can only be restored into the cache that made it")
-        self.truncate(snapshot.length)
+    def rows(self, layer_index: int) -> CacheRows:
+        """Where a layer's rows lie, for ops that write and read them in place. Valid as long as the cache lives."""
+        return self._places[layer_index]

@@ -12,6 +12,7 @@ size dominate, so best fit reuses holes exactly and fragmentation stays small.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from bisect import bisect_left, insort
@@ -20,6 +21,8 @@ from expertide.errors import BudgetError
 from expertide.units import format_size
 
 PAGE_BYTES = 4096
+# Large pages of every system we know are this or a part of it.
+_LARGE_PAGE_BYTES = 2 << 20
 _POISON = 0xFF
 
 
@@ -118,10 +121,11 @@ class Arena:
         """
         self.capacity_bytes = capacity_bytes // PAGE_BYTES * PAGE_BYTES
         self.runs = RunAllocator(self.capacity_bytes // PAGE_BYTES)
+        # Room to begin at a multiple of a large page; what lies before is never touched.
+        slack = _LARGE_PAGE_BYTES if self.capacity_bytes >= _LARGE_PAGE_BYTES else 0
+        nbytes = max(self.capacity_bytes, PAGE_BYTES) + slack
         try:
-            self._memory = mmap.mmap(
-                -1, max(self.capacity_bytes, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            )
+            self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise BudgetError(
                 f"the system refuses {format_size(self.capacity_bytes)} for the expert cache: {error.strerror}"
@@ -130,8 +134,14 @@ class Arena:
         # /proc/PID/smaps, which is how tools/check_large.py tells the arenas from everything else.
         if hasattr(mmap, "MADV_DONTDUMP"):
             self._memory.madvise(mmap.MADV_DONTDUMP)
+        # Products walk experts of megabytes at scattered places: with small pages a good part of the time goes into
+        # address translation. docs/experiments.md. A system without large pages refuses, and loses nothing.
+        if slack and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._first = ctypes.c_char.from_buffer(self._memory)
-        self.address = ctypes.addressof(self._first)
+        first = ctypes.addressof(self._first)
+        self.address = -(-first // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES if slack else first
 
     def address_of(self, start_page: int) -> int:
         return self.address + start_page * PAGE_BYTES

@@ -47,7 +47,7 @@ class ReadStats:
 
     Attributes:
         read_bytes: what the system handed over, whole windows included.
-        busy_s: time during which at least one read was queued or running.
+        busy_s: time during which at least one read of the kind was queued or running.
     """
 
     read_bytes: int
@@ -129,14 +129,30 @@ class Reader:
         self.read_into(where, ctypes.addressof(buffer))
         return buffer.raw[: where.nbytes]
 
-    def submit(self, residency: Residency, windows: Sequence[WindowRead]) -> None:
-        """Start reads into slots that are loading; each one's end is told to `residency`."""
-        self.native.submit(residency, windows)
+    def submit(self, residency: Residency, windows: Sequence[WindowRead], *, background: bool = False) -> None:
+        """Start reads into slots that are loading; each one's end is told to `residency`.
+
+        Args:
+            background: nobody computes with them yet; they go behind every read that somebody waits for.
+        """
+        self.native.submit(residency, windows, background)
 
     @property
     def num_submitted(self) -> int:
-        """Windows that `submit` has taken on so far: with each of them the reader owes one complete or fail."""
+        """Windows that `submit` has taken on for demand so far: each of them the reader owes one complete or fail."""
         return self.native.num_submitted
+
+    def set_background_limit(self, limit: int) -> None:
+        """Most background reads that run at once, at least 1."""
+        self.native.set_background_limit(limit)
+
+    def wait_background(self, max_pending: int, timeout_ms: int) -> int:
+        """Wait until at most `max_pending` background reads are queued or running; how many are, in any case."""
+        return self.native.wait_background(max_pending, timeout_ms)
+
+    def cancel_background(self) -> None:
+        """Queued background reads fail with ECANCELED; running ones finish."""
+        self.native.cancel_background()
 
     def keep(self, memory: object) -> None:
         """Keep the owner of read destinations alive until the I/O threads have ended."""
@@ -153,8 +169,9 @@ class Reader:
             f"{subject}got {error.got:,} of {error.wanted:,} bytes at offset {error.offset:,} ({reason})"
         )
 
-    def stats(self) -> ReadStats:
-        read_bytes, num_reads, busy_ns = self.native.stats()
+    def stats(self, *, background: bool = False) -> ReadStats:
+        """What was read on demand, or in the background."""
+        read_bytes, num_reads, busy_ns = self.native.stats(background)
         return ReadStats(read_bytes, num_reads, busy_ns / 1e9)
 
     def inject_fault(self, file_id: int, offset: int, nbytes: int, error: int, count: int = 1) -> None:

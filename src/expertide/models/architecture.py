@@ -104,7 +104,7 @@ class Architecture(Protocol):
 
     @property
     def name(self) -> str:
-        """As the file calls it: "deepseek2"."""
+        """As the file calls it: "deepseek2", "qwen3moe"."""
         ...
 
     @property

@@ -16,24 +16,26 @@ the shared layers know is refused by name). No torch until `build`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from expertide.formats.metadata import Metadata
 from expertide.formats.tensors import ExpertCatalog, ExpertPart, ModelFiles, TensorInfo
 from expertide.kernels import tiles
 from expertide.models.deepseek_v2_config import DeepseekV2Config, tiny_config
+from expertide.models.describe import describe_rope, describe_router
 from expertide.models.tensor_directory import TensorDirectory
+from expertide.models.tensor_groups import layer_of, take_experts, take_swiglu
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from expertide.kernels.ops import Kernels
     from expertide.kernels.qtensor import QTensor
     from expertide.models.architecture import ExpertExecutor, Model
-    from expertide.models.layers.ffn import FeedForward, SwiGLU
+    from expertide.models.layers.ffn import FeedForward
     from expertide.models.layers.latent_attention import LatentAttention
+    from expertide.models.layers.weights import LayerWeights
 
 __all__ = ["HF_NAMES", "DeepseekV2Architecture", "DeepseekV2Config", "tiny_config"]
 
@@ -149,7 +151,7 @@ class DeepseekV2Architecture:
                 "joint (attn_kv_b)" if self._tensors.has_joint_kv_b else "split (attn_k_b, attn_v_b)"
             ),
             "attention scale": round(config.attention_scale, 9),
-            "rope": _describe_rope(config),
+            "rope": describe_rope(config.rope),
             "dense layers": config.num_layers - len(config.moe_layers),
             "MoE layers": len(config.moe_layers),
         }
@@ -157,13 +159,7 @@ class DeepseekV2Architecture:
             router = config.router
             facts["routed experts"] = f"{router.num_experts}, {router.num_experts_per_tok} per token"
             facts["shared experts"] = config.num_shared_experts
-            facts["router"] = (
-                router.score
-                + (" + selection bias" if router.has_bias else "")
-                + (f", best {router.top_groups} of {router.num_groups} groups" if router.num_groups > 1 else "")
-                + (", weights sum to 1" if router.renormalize else "")
-                + (f", scale {router.scale:g}" if router.scale != 1 else "")
-            )
+            facts["router"] = describe_router(router)
         return facts
 
     def build(
@@ -175,29 +171,38 @@ class DeepseekV2Architecture:
         context: int,
         kv_dtype: str,
     ) -> Model:
-        from expertide.models.layers.decoder import CacheShape, DecoderLayer, DecoderModel
+        from expertide.kv.latent import LatentCache
+        from expertide.models.layers.decoder import DecoderLayer, DecoderModel
         from expertide.models.layers.step import Rotation
+        from expertide.models.layers.weights import LayerWeights
 
         assert (executor is None) == (self.config.router is None)
         config = self.config
-        builder = _Builder(self._tensors, config, weights, kernels, executor, kv_dtype)
+        parts = LayerWeights(self._tensors.resident, weights)
+        builder = _Builder(self._tensors, config, parts, kernels, executor, kv_dtype)
         layers = [
             DecoderLayer(
-                attention_norm=builder.vector(f"blk.{layer_id}.attn_norm.weight"),
+                attention_norm=parts.vector(f"blk.{layer_id}.attn_norm.weight"),
                 attention=builder.attention(layer_id),
-                ffn_norm=builder.vector(f"blk.{layer_id}.ffn_norm.weight"),
+                ffn_norm=parts.vector(f"blk.{layer_id}.ffn_norm.weight"),
                 ffn=builder.ffn(layer_id),
             )
             for layer_id in range(config.num_layers)
         ]
         return DecoderModel(
-            embedding=builder.matrix("token_embd.weight"),
+            embedding=parts.matrix("token_embd.weight"),
             layers=layers,
-            final_norm=builder.vector("output_norm.weight"),
-            output=builder.matrix("output.weight"),
+            final_norm=parts.vector("output_norm.weight"),
+            output=parts.matrix("output.weight"),
             norm_eps=config.norm_eps,
             rotation=Rotation(config.rope),
-            cache_shape=CacheShape(config.kv_rank, config.rope_dim, kv_dtype),
+            make_cache=partial(
+                LatentCache,
+                num_layers=config.num_layers,
+                rank=config.kv_rank,
+                rope_dim=config.rope_dim,
+                dtype=kv_dtype,
+            ),
             kernels=kernels,
         )
 
@@ -209,25 +214,17 @@ class _Builder:
         self,
         tensors: _Tensors,
         config: DeepseekV2Config,
-        weights: Mapping[str, QTensor],
+        parts: LayerWeights,
         kernels: Kernels,
         executor: ExpertExecutor | None,
         kv_dtype: str,
     ) -> None:
         self._tensors = tensors
         self._config = config
-        self._weights = weights
+        self._parts = parts
         self._kernels = kernels
         self._executor = executor
         self._kv_dtype = kv_dtype
-
-    def matrix(self, name: str) -> QTensor:
-        return self._weights[self._tensors.resident[name].name]
-
-    def vector(self, name: str) -> Tensor:
-        import torch
-
-        return torch.from_numpy(self.matrix(name).decode().copy())
 
     def attention(self, layer_id: int) -> LatentAttention:
         from expertide.models.deepseek_v2_config import LATENT_NORM_EPS
@@ -247,20 +244,20 @@ class _Builder:
             kv_rank=config.kv_rank,
         )
         if self._tensors.has_joint_kv_b:
-            k_b, v_b = split_joint_kv_b(self.matrix(blk + "attn_kv_b.weight"), dims, dtype=self._kv_dtype)
+            k_b, v_b = split_joint_kv_b(self._parts.matrix(blk + "attn_kv_b.weight"), dims, dtype=self._kv_dtype)
         else:
-            k_b, v_b = self.matrix(blk + "attn_k_b.weight"), self.matrix(blk + "attn_v_b.weight")
+            k_b, v_b = self._parts.matrix(blk + "attn_k_b.weight"), self._parts.matrix(blk + "attn_v_b.weight")
         is_plain = config.query_rank is None
         weights = LatentAttentionWeights(
-            kv_a=self.matrix(blk + "attn_kv_a_mqa.weight"),
-            kv_a_norm=self.vector(blk + "attn_kv_a_norm.weight"),
+            kv_a=self._parts.matrix(blk + "attn_kv_a_mqa.weight"),
+            kv_a_norm=self._parts.vector(blk + "attn_kv_a_norm.weight"),
             k_b=k_b,
             v_b=v_b,
-            output=self.matrix(blk + "attn_output.weight"),
-            q=self.matrix(blk + "attn_q.weight") if is_plain else None,
-            q_a=None if is_plain else self.matrix(blk + "attn_q_a.weight"),
-            q_a_norm=None if is_plain else self.vector(blk + "attn_q_a_norm.weight"),
-            q_b=None if is_plain else self.matrix(blk + "attn_q_b.weight"),
+            output=self._parts.matrix(blk + "attn_output.weight"),
+            q=self._parts.matrix(blk + "attn_q.weight") if is_plain else None,
+            q_a=None if is_plain else self._parts.matrix(blk + "attn_q_a.weight"),
+            q_a_norm=None if is_plain else self._parts.vector(blk + "attn_q_a_norm.weight"),
+            q_b=None if is_plain else self._parts.matrix(blk + "attn_q_b.weight"),
         )
         return LatentAttention(
             layer_id,
@@ -276,23 +273,17 @@ class _Builder:
 
         config, blk = self._config, f"blk.{layer_id}."
         if config.router is None or layer_id not in config.moe_layers:
-            return self._swiglu(blk, "")
+            return self._parts.swiglu(blk, "", self._kernels)
         assert self._executor is not None
         return RoutedExperts(
             layer_id,
             config.router,
-            router=self.matrix(blk + "ffn_gate_inp.weight"),
-            bias_E=self.vector(blk + "exp_probs_b.bias") if config.router.has_bias else None,
-            shared=self._swiglu(blk, "_shexp") if config.num_shared_experts else None,
+            router=self._parts.matrix(blk + "ffn_gate_inp.weight"),
+            bias_E=self._parts.vector(blk + "exp_probs_b.bias") if config.router.has_bias else None,
+            shared=self._parts.swiglu(blk, "_shexp", self._kernels) if config.num_shared_experts else None,
             executor=self._executor,
             kernels=self._kernels,
         )
-
-    def _swiglu(self, blk: str, suffix: str) -> SwiGLU:
-        from expertide.models.layers.ffn import SwiGLU
-
-        gate, up, down = (self.matrix(f"{blk}ffn_{part}{suffix}.weight") for part in ("gate", "up", "down"))
-        return SwiGLU(gate, up, down, self._kernels)
 
 
 def _find_tensors(files: ModelFiles, config: DeepseekV2Config) -> _Tensors:
@@ -321,20 +312,20 @@ def _find_tensors(files: ModelFiles, config: DeepseekV2Config) -> _Tensors:
         directory.ignore([blk + "attn_k_b.weight", blk + "attn_v_b.weight"] if is_joint else [blk + "attn_kv_b.weight"])
         take(blk + "ffn_norm.weight", hidden)
         if config.router is None or layer_id not in config.moe_layers:
-            _take_swiglu(take, blk, "", hidden, config.dense_inner)
+            take_swiglu(take, blk, "", hidden, config.dense_inner)
             continue
         take(blk + "ffn_gate_inp.weight", config.num_experts, hidden)
         if config.router.has_bias:
             names = [name.format(layer_id) for name in _BIAS_NAMES]
             take(names[0], config.num_experts, aliases=tuple(names[1:]))
         if config.num_shared_experts:
-            _take_swiglu(take, blk, "_shexp", hidden, config.moe_inner * config.num_shared_experts)
-        experts[layer_id] = _expert_parts(directory, blk, config)
+            take_swiglu(take, blk, "_shexp", hidden, config.moe_inner * config.num_shared_experts)
+        experts[layer_id] = take_experts(directory, blk, config.num_experts, inner=config.moe_inner, hidden=hidden)
     # Draft layers (multi-token prediction) come after the model's own and are not used; they are as many as the key
     # says, so that a wrong number of layers does not leave half a model out.
     num_drafts = Metadata.of(files).int("deepseek2.nextn_predict_layers", default=0)
     drafts = range(config.num_layers, config.num_layers + num_drafts)
-    directory.ignore(name for name in files.tensors if _layer_of(name) in drafts)
+    directory.ignore(name for name in files.tensors if layer_of(name) in drafts)
     directory.refuse_leftovers()
     return _Tensors(resident, experts, is_joint)
 
@@ -357,41 +348,3 @@ def _attention_shapes(config: DeepseekV2Config, is_joint: bool) -> dict[str, tup
         shapes["attn_v_b.weight"] = (heads, config.value_dim, rank)
     shapes["attn_output.weight"] = (hidden, heads * config.value_dim)
     return shapes
-
-
-def _take_swiglu(take: Callable[..., None], blk: str, suffix: str, hidden: int, inner: int) -> None:
-    take(f"{blk}ffn_gate{suffix}.weight", inner, hidden)
-    take(f"{blk}ffn_up{suffix}.weight", inner, hidden)
-    take(f"{blk}ffn_down{suffix}.weight", hidden, inner)
-
-
-def _expert_parts(directory: TensorDirectory, blk: str, config: DeepseekV2Config) -> tuple[ExpertPart, ...]:
-    """The parts of a layer's experts, in the order gate, up, down; or gate_up, down where the file stacks both."""
-    inner, hidden = config.moe_inner, config.hidden_size
-    if directory.has(blk + "ffn_gate_up_exps.weight"):
-        shapes = {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
-    else:
-        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    parts = []
-    for part, (rows, cols) in shapes.items():
-        info = directory.take(f"{blk}ffn_{part}_exps.weight", (config.num_experts, rows, cols))
-        ranges = tuple(info.slice(expert) for expert in range(config.num_experts))
-        parts.append(ExpertPart(part, info.quant, rows, cols, ranges))
-    return tuple(parts)
-
-
-def _layer_of(name: str) -> int:
-    """The layer number in `blk.N.…`, or -1."""
-    pieces = name.split(".", 2)
-    return int(pieces[1]) if pieces[0] == "blk" and len(pieces) == 3 and pieces[1].isdecimal() else -1
-
-
-def _describe_rope(config: DeepseekV2Config) -> str:
-    yarn = config.rope.yarn
-    base = f"base {config.rope.theta:g}"
-    if yarn is None:
-        return base
-    return (
-        f"{base}, YaRN factor {yarn.factor:g} over {yarn.original_context:,} positions "
-        f"(beta {yarn.beta_fast:g}/{yarn.beta_slow:g})"
-    )

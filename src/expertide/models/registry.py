@@ -8,9 +8,15 @@ from expertide.errors import FormatError, UnsupportedError
 from expertide.formats.tensors import ModelFiles
 from expertide.models.architecture import Architecture
 from expertide.models.deepseek_v2 import DeepseekV2Architecture
+from expertide.models.olmoe import OlmoeArchitecture
+from expertide.models.qwen2_moe import Qwen2MoeArchitecture
+from expertide.models.qwen3_moe import Qwen3MoeArchitecture
 
 ARCHITECTURES: Mapping[str, Callable[[ModelFiles], Architecture]] = {
     "deepseek2": DeepseekV2Architecture,
+    "olmoe": OlmoeArchitecture,
+    "qwen2moe": Qwen2MoeArchitecture,
+    "qwen3moe": Qwen3MoeArchitecture,
 }
 
 

@@ -91,6 +91,7 @@ def _tiktoken_like(digits: str) -> str:
 _KNOWN = (
     PreTokenizer("gpt-2", (_GPT2,)),
     PreTokenizer("smollm", (r"\p{N}", _GPT2)),
+    PreTokenizer("olmo", (_GPT2,), normalize_nfc=True),  # GPTNeoXTokenizer in transformers
     PreTokenizer(
         "deepseek-llm",
         (
@@ -130,6 +131,8 @@ _ALIASES: Mapping[str, str] = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "
 # sizes keep other families that share the architecture (Kimi-K2: 163,840 tokens) from getting a wrong default.
 _DEFAULTS: Mapping[str, tuple[tuple[int, int, str], ...]] = {
     "deepseek2": ((0, 102_400, "deepseek-llm"), (128_000, 129_280, "deepseek-v3")),
+    "qwen2moe": ((0, 151_936, "qwen2"),),
+    "qwen3moe": ((0, 151_936, "qwen2"),),
 }
 
 

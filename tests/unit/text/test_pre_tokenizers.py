@@ -52,6 +52,7 @@ AFTER_DIGITS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 EXPRESSIONS = {
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}", GPT2],
+    "olmo": [GPT2],
     "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}"],
     "deepseek-v3": [
         r"\p{N}{1,3}",
@@ -187,8 +188,8 @@ def test_pieces_concatenate_to_the_text(name: str) -> None:
         assert "".join(pieces_of(name, line)) == line
 
 
-def test_all_names_of_the_issue_are_known() -> None:
-    names = {"gpt-2", "smollm", "deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "qwen2"}
+def test_these_names_are_known() -> None:
+    names = {"gpt-2", "smollm", "deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "qwen2", "olmo"}
     assert names == set(pre_tokenizers.PRE_TOKENIZERS)
 
 

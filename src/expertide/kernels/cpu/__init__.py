@@ -1,7 +1,8 @@
 """The native kernels: C++ on packed weights (csrc/kernels/), chosen by instruction set at run time.
 
-Promises: a result depends on its own token and weights only: not on the number of threads, the tokens beside it or the
-instruction set. What is not native yet is inherited from the reference, and without these promises.
+Promises: a result depends on its own token and weights only, and for attention on the tokens before it: not on the
+number of threads, the split of a prompt into chunks, the tokens beside it or the instruction set. A type without native
+kernels is computed by the inherited reference, without these promises.
 """
 
 from __future__ import annotations
@@ -11,8 +12,22 @@ from torch import Tensor
 
 from expertide import _native
 from expertide.formats.quants.base import QuantType
+from expertide.kernels.cpu.arguments import (
+    dense_rows,
+    floats,
+    head_matrix,
+    is_half,
+    matrix,
+    router_numbers,
+    rows_of,
+    strided,
+)
+from expertide.kernels.cpu.fused import NativeFeedForward, NativeLatentAttention
+from expertide.kernels.fused import FeedForwardSpec, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import ReferenceKernels
+from expertide.kernels.rope import RopePairs
+from expertide.kernels.router import RouterSpec
 
 
 class CpuKernels(ReferenceKernels):
@@ -31,7 +46,7 @@ class CpuKernels(ReferenceKernels):
     def linear(self, x_TI: Tensor, w: QTensor) -> Tensor:
         if not self._has(w.quant):
             return super().linear(x_TI, w)
-        x_TI = _rows(x_TI, w.cols)
+        x_TI = rows_of(x_TI, w.cols)
         num_tokens = x_TI.shape[0]
         y_TO = torch.empty(num_tokens, w.rows, dtype=torch.float32)
         _native.linear(
@@ -43,7 +58,7 @@ class CpuKernels(ReferenceKernels):
         if not self._has(w.quant):
             return super().head_linear(x_TQI, w)
         num_heads, rows, cols = w.shape
-        x_TQI = _rows(x_TQI, cols)
+        x_TQI = rows_of(x_TQI, cols)
         num_tokens = x_TQI.shape[0]
         assert x_TQI.shape[1] == num_heads
         lead_stride = rows * w.row_bytes if w.lead_stride is None else w.lead_stride
@@ -79,9 +94,105 @@ class CpuKernels(ReferenceKernels):
         )
         return x_TH
 
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        cols = x.shape[-1]
+        assert weight.shape == (cols,)
+        if x.dim() != 2:
+            return self.rms_norm(x.reshape(-1, cols), weight, eps).reshape(x.shape)
+        x, weight = strided(x), floats(weight)
+        y = torch.empty(x.shape, dtype=torch.float32)
+        _native.rms_norm(self.pool, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, x.shape[0], cols, y.data_ptr())
+        return y
+
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor, *, pairs: RopePairs = "adjacent") -> Tensor:
+        if pairs != "adjacent":
+            return super().rope(x, cos_TP, sin_TP, pairs=pairs)
+        num_tokens, num_pairs = cos_TP.shape
+        assert x.shape[0] == num_tokens and x.shape[-1] == 2 * num_pairs and x.dim() in (2, 3)
+        x, cos_TP, sin_TP = strided(x), floats(cos_TP), floats(sin_TP)
+        num_heads = x.shape[1] if x.dim() == 3 else 1
+        head_stride = x.stride(1) if x.dim() == 3 else 0
+        y = torch.empty(x.shape, dtype=torch.float32)
+        _native.rope(
+            self.pool,
+            x.data_ptr(),
+            x.stride(0),
+            head_stride,
+            cos_TP.data_ptr(),
+            sin_TP.data_ptr(),
+            num_tokens,
+            num_heads,
+            num_pairs,
+            y.data_ptr(),
+        )
+        return y
+
+    def route(
+        self, logits_TE: Tensor, spec: RouterSpec, *, bias_E: Tensor | None, token_ids_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert (bias_E is not None) == spec.has_bias
+        logits_TE = rows_of(logits_TE, spec.num_experts)
+        bias_E = None if bias_E is None else rows_of(bias_E, spec.num_experts)
+        num_tokens = logits_TE.shape[0]
+        topk_ids_TK = torch.empty(num_tokens, spec.num_experts_per_tok, dtype=torch.int32)
+        topk_weights_TK = torch.empty(num_tokens, spec.num_experts_per_tok, dtype=torch.float32)
+        _native.route(
+            self.pool,
+            router_numbers(spec),
+            logits_TE.data_ptr(),
+            0 if bias_E is None else bias_E.data_ptr(),
+            num_tokens,
+            topk_ids_TK.data_ptr(),
+            topk_weights_TK.data_ptr(),
+        )
+        return topk_ids_TK, topk_weights_TK
+
+    def mla_attention(
+        self,
+        q_nope_TQN: Tensor,
+        q_rope_TQC: Tensor,
+        latent_SL: Tensor,
+        k_rope_SC: Tensor,
+        k_b: QTensor,
+        v_b: QTensor,
+        *,
+        scale: float,
+        first_position: int,
+    ) -> Tensor:
+        if not (self._has(k_b.quant) and self._has(v_b.quant)):
+            return super().mla_attention(
+                q_nope_TQN, q_rope_TQC, latent_SL, k_rope_SC, k_b, v_b, scale=scale, first_position=first_position
+            )
+        num_tokens, num_heads, nope_dim = q_nope_TQN.shape
+        value_dim, rank = v_b.shape[1:]
+        assert latent_SL.shape[0] >= first_position + num_tokens and latent_SL.dtype == k_rope_SC.dtype
+        q_nope_TQN, q_rope_TQC = floats(q_nope_TQN), floats(q_rope_TQC)
+        latent_SL, k_rope_SC = dense_rows(latent_SL), dense_rows(k_rope_SC)
+        o_TQU = torch.empty(num_tokens, num_heads, value_dim, dtype=torch.float32)
+        _native.mla_attention(
+            self.pool,
+            (num_heads, nope_dim, q_rope_TQC.shape[2], value_dim, rank),
+            head_matrix(k_b),
+            head_matrix(v_b),
+            (
+                latent_SL.data_ptr(),
+                k_rope_SC.data_ptr(),
+                latent_SL.stride(0),
+                k_rope_SC.stride(0),
+                is_half(latent_SL),
+            ),
+            q_nope_TQN.data_ptr(),
+            q_rope_TQC.data_ptr(),
+            num_tokens,
+            first_position,
+            scale,
+            o_TQU.data_ptr(),
+        )
+        return o_TQU
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         assert gate.shape == up.shape
-        gate, up = _floats(gate), _floats(up)
+        gate, up = floats(gate), floats(up)
         out = torch.empty_like(gate)
         _native.silu_mul(gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr())
         return out
@@ -89,15 +200,15 @@ class CpuKernels(ReferenceKernels):
     def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
         if not all(self._has(w.quant) for w in (gate, up, down)):
             return super().expert_mlp(x_nH, gate, up, down)
-        x_nH = _rows(x_nH, gate.cols)
+        x_nH = rows_of(x_nH, gate.cols)
         y_nH = torch.empty_like(x_nH)
         _native.expert_mlp(
-            self.pool, _matrix(gate), _matrix(up), _matrix(down), x_nH.data_ptr(), x_nH.shape[0], y_nH.data_ptr()
+            self.pool, matrix(gate), matrix(up), matrix(down), x_nH.data_ptr(), x_nH.shape[0], y_nH.data_ptr()
         )
         return y_nH
 
     def moe_sum(self, results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
-        results_TKH, weights_TK = _floats(results_TKH), _floats(weights_TK)
+        results_TKH, weights_TK = floats(results_TKH), floats(weights_TK)
         num_tokens, k, hidden = results_TKH.shape
         assert weights_TK.shape == (num_tokens, k)
         y_TH = torch.empty(num_tokens, hidden, dtype=torch.float32)
@@ -106,24 +217,22 @@ class CpuKernels(ReferenceKernels):
         )
         return y_TH
 
+    def fuse_latent_attention(self, spec: LatentAttentionSpec) -> NativeLatentAttention | None:
+        matrices = [spec.q, spec.q_a, spec.kv_a, spec.k_b, spec.v_b, spec.output]
+        if not all(w is None or self._has(w.quant) for w in matrices):
+            return None
+        return NativeLatentAttention(self.pool, spec)
+
+    def fuse_feed_forward(self, spec: FeedForwardSpec) -> NativeFeedForward | None:
+        matrices = list(spec.mlp or ())
+        if spec.router is not None:
+            matrices.append(spec.router.weights)
+        if not all(self._has(w.quant) for w in matrices):
+            return None
+        return NativeFeedForward(self.pool, spec)
+
     def close(self) -> None:
         self.pool.close()
 
     def _has(self, quant: QuantType) -> bool:
         return quant.ggml_id in self._native_types
-
-
-def _floats(x: Tensor) -> Tensor:
-    """x itself when it is what the native side reads: contiguous float32 in CPU memory."""
-    assert x.device.type == "cpu"
-    return x.to(torch.float32).contiguous()
-
-
-def _rows(x: Tensor, cols: int) -> Tensor:
-    assert x.shape[-1] == cols
-    return _floats(x)
-
-
-def _matrix(w: QTensor) -> tuple[int, int, int, int]:
-    assert len(w.shape) == 2
-    return (w.address, w.quant.ggml_id, w.rows, w.cols)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
-from expertide.kernels.reference import attention, packed, routing
+from expertide.kernels.reference import attention, grouped_attention, packed, routing
+from expertide.kernels.rope import RopePairs
 from expertide.kernels.router import RouterSpec
 
 
@@ -30,9 +32,12 @@ class ReferenceKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
-    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+    def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor, *, pairs: RopePairs = "adjacent") -> Tensor:
         if x.dim() == 3:
             cos_TP, sin_TP = cos_TP[:, None, :], sin_TP[:, None, :]
+        if pairs == "halves":
+            first, second = x.chunk(2, dim=-1)
+            return torch.cat((first * cos_TP - second * sin_TP, first * sin_TP + second * cos_TP), dim=-1)
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.stack((even * cos_TP - odd * sin_TP, even * sin_TP + odd * cos_TP), dim=-1).flatten(-2)
 
@@ -65,6 +70,11 @@ class ReferenceKernels:
             head_linear=self.head_linear,
         )
 
+    def gqa_attention(
+        self, q_TQD: Tensor, k_GSD: Tensor, v_GSD: Tensor, *, scale: float, first_position: int
+    ) -> Tensor:
+        return grouped_attention.gqa_attention(q_TQD, k_GSD, v_GSD, scale=scale, first_position=first_position)
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         return torch.nn.functional.silu(gate).mul_(up)  # in place: three buffers at the peak, as the plan counts
 
@@ -76,6 +86,12 @@ class ReferenceKernels:
         for k in range(1, results_TKH.shape[1]):
             y_TH = y_TH + results_TKH[:, k] * weights_TK[:, k, None]
         return y_TH
+
+    def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
+        return None
+
+    def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:
+        return None
 
     def close(self) -> None:
         return

@@ -78,7 +78,7 @@ def _attend(
         torch.mm(q_rope, k_rope.T, out=scores)
         scores.addmm_(qa, latent.T, beta=scale, alpha=scale)
         if begin + num_keys - 1 > first_position:
-            _mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
+            mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
         # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
         new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
         weights = torch.nn.functional.threshold(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0, inplace=True)
@@ -92,7 +92,7 @@ def _attend(
     return mean.div_(total).view(num_tokens, num_heads, rank)
 
 
-def _mask_future(scores_TQs: Tensor, first_key: int, first_position: int) -> None:
+def mask_future(scores_TQs: Tensor, first_key: int, first_position: int) -> None:
     """Set scores of keys behind each query's own position to -inf, in place."""
     num_tokens, _, num_keys = scores_TQs.shape
     keys = torch.arange(first_key, first_key + num_keys)

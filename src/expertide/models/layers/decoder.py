@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,12 +17,32 @@ from expertide.errors import NumericsError, RequestError
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kv import KVCache
-from expertide.kv.latent import LatentCache
 from expertide.models.architecture import Phase
-from expertide.models.layers.ffn import FeedForward
-from expertide.models.layers.latent_attention import LatentAttention
+from expertide.models.layers.ffn import FeedForward, FeedForwardHalf
 from expertide.models.layers.step import Rotation, Step
 from expertide.models.trace import NO_LAYER, Tracer
+
+
+class AttentionHalf(Protocol):
+    def add_to(self, x_TH: Tensor, step: Step) -> None:
+        """x_TH += attention(norm(x)), in place."""
+        ...
+
+
+class Attention(Protocol):
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        """Append the step's tokens to the cache and attend; x_TH is already normed."""
+        ...
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> AttentionHalf | None:
+        """norm, forward and residual sum as one op, where the kernels have one."""
+        ...
+
+
+class CacheMaker(Protocol):
+    def __call__(self, *, max_tokens: int) -> KVCache:
+        """The empty cache of one sequence, of the kind that this model's attention layers write."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +50,30 @@ class DecoderLayer:
     """Weights and parts of one layer."""
 
     attention_norm: Tensor
-    attention: LatentAttention
+    attention: Attention
     ffn_norm: Tensor
     ffn: FeedForward
 
 
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """What one sequence's cache looks like."""
+class FusedLayer:
+    """A layer whose two halves are fused ops: the same bits as its ops one by one, in place on the residual stream."""
 
-    rank: int
-    rope_dim: int
-    dtype: str
+    def __init__(self, attention: AttentionHalf, ffn: FeedForwardHalf) -> None:
+        self._attention = attention
+        self._ffn = ffn
+
+    def add_to(self, x_TH: Tensor, step: Step) -> bool:
+        """Says whether every value is finite."""
+        self._attention.add_to(x_TH, step)
+        return self._ffn.add_to(x_TH, step)
+
+
+def _fuse(layer: DecoderLayer, norm_eps: float) -> FusedLayer | None:
+    attention = layer.attention.fuse(layer.attention_norm, norm_eps)
+    if attention is None:
+        return None
+    ffn = layer.ffn.fuse(layer.ffn_norm, norm_eps)
+    return None if ffn is None else FusedLayer(attention, ffn)
 
 
 class DecoderModel:
@@ -55,7 +88,7 @@ class DecoderModel:
         output: QTensor,
         norm_eps: float,
         rotation: Rotation,
-        cache_shape: CacheShape,
+        make_cache: CacheMaker,
         kernels: Kernels,
     ) -> None:
         self._embedding = embedding
@@ -64,26 +97,19 @@ class DecoderModel:
         self._output = output
         self._eps = norm_eps
         self._rotation = rotation
-        self._cache_shape = cache_shape
+        self._make_cache = make_cache
         self._kernels = kernels
+        self._fused = [_fuse(layer, norm_eps) for layer in layers]
 
     @property
     def vocab_size(self) -> int:
         return self._embedding.shape[0]
 
-    def new_cache(self, max_tokens: int) -> LatentCache:
-        shape = self._cache_shape
-        return LatentCache(
-            num_layers=len(self._layers),
-            max_tokens=max_tokens,
-            rank=shape.rank,
-            rope_dim=shape.rope_dim,
-            dtype=shape.dtype,
-        )
+    def new_cache(self, max_tokens: int) -> KVCache:
+        return self._make_cache(max_tokens=max_tokens)
 
     @torch.inference_mode()
     def forward(self, token_ids_T: Tensor, cache: KVCache, phase: Phase, trace: Tracer | None = None) -> Tensor:
-        assert isinstance(cache, LatentCache), "a cache made by another model"
         self._check_tokens(token_ids_T, cache)
         num_tokens = token_ids_T.shape[0]
         cos_TP, sin_TP = self._rotation.at(cache.length, num_tokens)
@@ -106,6 +132,13 @@ class DecoderModel:
         return logits_nV
 
     def _run_layer(self, layer_id: int, layer: DecoderLayer, x_TH: Tensor, step: Step) -> Tensor:
+        """x_TH may be changed in place; the result is what counts."""
+        fused = self._fused[layer_id]
+        # A trace wants every op's result.
+        if fused is not None and step.trace is None:
+            if not fused.add_to(x_TH, step):
+                raise _not_finite(layer_id, step)
+            return x_TH
         normed = self._kernels.rms_norm(x_TH, layer.attention_norm, self._eps)
         step.record(layer_id, "attention_norm", normed)
         x_TH = x_TH + layer.attention.forward(normed, step)
@@ -114,13 +147,10 @@ class DecoderModel:
         x_TH = x_TH + layer.ffn.forward(normed, step)
         step.record(layer_id, "output", x_TH)
         if not _is_finite(x_TH):
-            raise NumericsError(
-                f"layer {layer_id} gave values that are not finite at position {step.first_position:,} or after; "
-                "the generation is stopped"
-            )
+            raise _not_finite(layer_id, step)
         return x_TH
 
-    def _check_tokens(self, token_ids_T: Tensor, cache: LatentCache) -> None:
+    def _check_tokens(self, token_ids_T: Tensor, cache: KVCache) -> None:
         num_tokens = token_ids_T.shape[0]
         if num_tokens == 0:
             raise RequestError("a forward pass needs at least one token")
@@ -132,6 +162,13 @@ class DecoderModel:
         if lowest < 0 or highest >= self.vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise RequestError(f"token id {wrong:,} is outside the vocabulary of {self.vocab_size:,}")
+
+
+def _not_finite(layer_id: int, step: Step) -> NumericsError:
+    return NumericsError(
+        f"layer {layer_id} gave values that are not finite at position {step.first_position:,} or after; "
+        "the generation is stopped"
+    )
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, RouterWeights
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.router import RouterSpec
 from expertide.models.architecture import ExpertExecutor
 from expertide.models.layers.step import Step
+from expertide.models.trace import NO_LAYER
 
 
 class FeedForward(Protocol):
     def forward(self, x_TH: Tensor, step: Step) -> Tensor: ...
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        """norm, forward and residual sum with fused ops, where the kernels have them."""
+        ...
+
+
+class FeedForwardHalf:
+    """The second half of a layer on fused ops, in place on the residual stream."""
+
+    def __init__(self, ops: FusedFeedForward, layer_id: int, executor: ExpertExecutor | None) -> None:
+        self._ops = ops
+        self._layer_id = layer_id
+        self._executor = executor
+
+    def add_to(self, x_TH: Tensor, step: Step) -> bool:
+        """x_TH += feed_forward(norm(x)); says whether every value is finite."""
+        normed_TH, ids_TK, weights_TK = self._ops.begin(x_TH)
+        if self._executor is None:
+            return self._ops.end(x_TH, normed_TH, None)
+        routed_TH = self._executor.run(self._layer_id, normed_TH, ids_TK, weights_TK, step.phase)
+        return self._ops.end(x_TH, normed_TH, routed_TH)
 
 
 class SwiGLU:
@@ -29,6 +53,33 @@ class SwiGLU:
         inner_TF = kernels.swiglu(kernels.linear(x_TH, self._gate), kernels.linear(x_TH, self._up))
         return kernels.linear(inner_TF, self._down)
 
+    @property
+    def weights(self) -> tuple[QTensor, QTensor, QTensor]:
+        return self._gate, self._up, self._down
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, None, self.weights))
+        return None if ops is None else FeedForwardHalf(ops, NO_LAYER, None)
+
+
+class GatedSwiGLU:
+    """sigmoid(gate · x) * mlp(x): a shared expert whose share each token decides.
+
+    Source: Qwen2MoeSparseMoeBlock in transformers.
+    """
+
+    def __init__(self, mlp: SwiGLU, gate_H: Tensor) -> None:
+        self._mlp = mlp
+        self._gate_H = gate_H
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> None:
+        """No kernels have this as one op yet."""
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        # A sum over each token's own row: a matrix product could give other bits beside other tokens.
+        share_T1 = torch.sigmoid((x_TH * self._gate_H).sum(dim=-1, keepdim=True))
+        return self._mlp.forward(x_TH, step) * share_T1
+
 
 class RoutedExperts:
     """y = Σ_k weight_k * expert_k(x) + shared(x). The experts live elsewhere; `executor` runs them."""
@@ -40,7 +91,7 @@ class RoutedExperts:
         *,
         router: QTensor,
         bias_E: Tensor | None,
-        shared: SwiGLU | None,
+        shared: FeedForward | None,
         executor: ExpertExecutor,
         kernels: Kernels,
     ) -> None:
@@ -68,3 +119,11 @@ class RoutedExperts:
         shared_TH = self._shared.forward(x_TH, step)
         step.record(self._layer_id, "shared_experts", shared_TH)
         return y_TH + shared_TH
+
+    def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
+        router = RouterWeights(self._router, self._bias_E, self._spec)
+        if self._shared is not None and not isinstance(self._shared, SwiGLU):
+            return None
+        mlp = None if self._shared is None else self._shared.weights
+        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, router, mlp))
+        return None if ops is None else FeedForwardHalf(ops, self._layer_id, self._executor)

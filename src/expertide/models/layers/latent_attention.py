@@ -16,8 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from expertide.formats import quants
+from expertide.kernels.fused import FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
+from expertide.kv.latent import LatentCache
 from expertide.models.layers.step import Step
 
 
@@ -71,6 +73,8 @@ class LatentAttention:
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         """Append the step's tokens to the cache and attend; x_TH is already normed."""
         kernels, dims, weights, layer_id = self._kernels, self._dims, self._weights, self._layer_id
+        cache = step.cache
+        assert isinstance(cache, LatentCache), "a cache made by another model"
         q = self._queries(x_TH).view(step.num_tokens, dims.num_heads, dims.nope_dim + dims.rope_dim)
         q_nope_TQN, q_rope_TQC = q[..., : dims.nope_dim], q[..., dims.nope_dim :]
         q_rope_TQC = kernels.rope(q_rope_TQC, step.cos_TP, step.sin_TP)
@@ -78,8 +82,8 @@ class LatentAttention:
         kv = kernels.linear(x_TH, weights.kv_a)
         latent_TL = kernels.rms_norm(kv[:, : dims.kv_rank], weights.kv_a_norm, self._eps)
         k_rope_TC = kernels.rope(kv[:, dims.kv_rank :], step.cos_TP, step.sin_TP)
-        step.cache.append(layer_id, latent_TL, k_rope_TC)
-        latent_SL, k_rope_SC = step.cache.view(layer_id, step.first_position + step.num_tokens)
+        cache.append(layer_id, latent_TL, k_rope_TC)
+        latent_SL, k_rope_SC = cache.view(layer_id, step.first_position + step.num_tokens)
 
         o_TQU = kernels.mla_attention(
             q_nope_TQN,
@@ -104,6 +108,34 @@ class LatentAttention:
                 step.record(layer_id, op, tensor)
         return y_TH
 
+    def fuse(self, norm: Tensor, norm_eps: float) -> LatentAttentionHalf | None:
+        """norm, forward and residual sum as one op, where the kernels have one."""
+        dims, weights = self._dims, self._weights
+        q = weights.q if weights.q_b is None else weights.q_b
+        assert q is not None
+        ops = self._kernels.fuse_latent_attention(
+            LatentAttentionSpec(
+                num_heads=dims.num_heads,
+                nope_dim=dims.nope_dim,
+                rope_dim=dims.rope_dim,
+                value_dim=dims.value_dim,
+                kv_rank=dims.kv_rank,
+                norm=norm,
+                q=q,
+                q_a=weights.q_a,
+                q_a_norm=weights.q_a_norm,
+                kv_a=weights.kv_a,
+                kv_a_norm=weights.kv_a_norm,
+                k_b=weights.k_b,
+                v_b=weights.v_b,
+                output=weights.output,
+                norm_eps=norm_eps,
+                latent_norm_eps=self._eps,
+                scale=self._scale,
+            )
+        )
+        return None if ops is None else LatentAttentionHalf(ops, self._layer_id)
+
     def _queries(self, x_TH: Tensor) -> Tensor:
         weights = self._weights
         if weights.q is not None:
@@ -111,6 +143,20 @@ class LatentAttention:
         assert weights.q_a is not None and weights.q_a_norm is not None and weights.q_b is not None
         q_TR = self._kernels.rms_norm(self._kernels.linear(x_TH, weights.q_a), weights.q_a_norm, self._eps)
         return self._kernels.linear(q_TR, weights.q_b)
+
+
+class LatentAttentionHalf:
+    """The first half of a layer as one fused op, in place on the residual stream."""
+
+    def __init__(self, ops: FusedLatentAttention, layer_id: int) -> None:
+        self._ops = ops
+        self._layer_id = layer_id
+
+    def add_to(self, x_TH: Tensor, step: Step) -> None:
+        """x_TH += attention(norm(x)); the step's rows of the cache are written."""
+        assert isinstance(step.cache, LatentCache)
+        rows = step.cache.rows(self._layer_id)
+        self._ops.add_to(x_TH, step.cos_TP, step.sin_TP, rows, step.first_position)
 
 
 def split_joint_kv_b(kv_b: QTensor, dims: LatentAttentionDims, *, dtype: str) -> tuple[QTensor, QTensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from expertide.kernels.rope import RopeSpec
-from expertide.kv.latent import LatentCache
+from expertide.kv import KVCache
 from expertide.models.architecture import Phase
 from expertide.models.trace import Tracer
 
@@ -21,6 +21,7 @@ class Step:
         token_ids_T: int64.
         first_position: of token 0; the cache holds everything before it.
         cos_TP, sin_TP: rotation of each position, float32, magnitude included.
+        cache: made by the model whose layers see it; each kind of attention knows its own kind of cache.
         phase: for the statistics of expert requests.
         trace: None, or where every intermediate is recorded.
     """
@@ -29,7 +30,7 @@ class Step:
     first_position: int
     cos_TP: Tensor
     sin_TP: Tensor
-    cache: LatentCache
+    cache: KVCache
     phase: Phase
     trace: Tracer | None
 

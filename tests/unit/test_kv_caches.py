@@ -1,19 +1,49 @@
-"""The latent cache against a plain list of rows, under seeded random use."""
+"""Each cache against a plain list of rows, under seeded random use."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from expertide.errors import RequestError
+from expertide.kv.heads import HeadCache
 from expertide.kv.latent import LatentCache
 
 
-def test_random_use_equals_a_list_of_rows() -> None:
+def _latent(max_tokens: int) -> LatentCache:
+    return LatentCache(num_layers=2, max_tokens=max_tokens, rank=3, rope_dim=2, dtype="float32")
+
+
+def _heads(max_tokens: int) -> HeadCache:
+    return HeadCache(num_layers=2, max_tokens=max_tokens, num_kv_heads=2, head_dim=3, dtype="float32")
+
+
+def _append(cache: Any, layer: int, rows: torch.Tensor) -> None:
+    """Rows of 12 values: as many of them as the cache takes."""
+    if isinstance(cache, LatentCache):
+        cache.append(layer, rows[:, :3], rows[:, 3:5])
+    else:
+        cache.append(layer, rows[:, :6].view(-1, 2, 3), rows[:, 6:].view(-1, 2, 3))
+
+
+def _held(cache: Any, layer: int, count: int) -> torch.Tensor:
+    first, second = cache.view(layer, count)
+    if isinstance(cache, LatentCache):
+        return torch.cat([first, second], dim=1)
+    return torch.cat([first.transpose(0, 1).reshape(count, 6), second.transpose(0, 1).reshape(count, 6)], dim=1)
+
+
+CACHES = pytest.mark.parametrize("make", [_latent, _heads])
+
+
+@CACHES
+def test_random_use_equals_a_list_of_rows(make: Callable[[int], Any]) -> None:
     rng = random.Random(11)
-    cache = LatentCache(num_layers=2, max_tokens=40, rank=3, rope_dim=2, dtype="float32")
+    cache = make(40)
     rows: list[torch.Tensor] = []
     snapshots: list[tuple[object, list[torch.Tensor]]] = []
     counter = 0.0
@@ -21,13 +51,13 @@ def test_random_use_equals_a_list_of_rows() -> None:
         action = rng.choice(("append", "append", "fail", "truncate", "snapshot", "restore"))
         if action in ("append", "fail"):
             count = min(rng.randint(1, 6), 40 - len(rows))
-            new = [torch.full((5,), counter + i) for i in range(count)]
+            new = [100 * torch.arange(12.0) + counter + i for i in range(count)]
             counter += count
             if count:
                 stacked = torch.stack(new)
                 # A pass that fails has written some layers and never counts.
                 for layer in range(2 if action == "append" else 1):
-                    cache.append(layer, stacked[:, :3] + layer, stacked[:, 3:] + layer)
+                    _append(cache, layer, stacked + layer)
             if action == "append":
                 cache.advance(count)
                 rows += new
@@ -46,19 +76,21 @@ def test_random_use_equals_a_list_of_rows() -> None:
             snapshots = [pair for pair in snapshots[: index + 1] if len(pair[1]) <= len(rows)]
         assert cache.length == len(rows)
         for layer in range(2):
-            latent, k_rope = cache.view(layer, len(rows))
-            expected = torch.stack(rows) + layer if rows else torch.empty(0, 5)
-            assert torch.equal(torch.cat([latent, k_rope], dim=1), expected)
+            found = _held(cache, layer, len(rows))
+            expected = torch.stack(rows)[:, : found.shape[1]] + layer if rows else torch.empty(0, found.shape[1])
+            assert torch.equal(found, expected)
 
 
 def test_memory_is_what_was_planned() -> None:
     cache = LatentCache(num_layers=27, max_tokens=64, rank=512, rope_dim=64, dtype="float16")
     assert cache.nbytes == 64 * 31_104  # bytes per token of DeepSeek-V2-Lite
+    plain = HeadCache(num_layers=48, max_tokens=64, num_kv_heads=4, head_dim=128, dtype="float16")
+    assert plain.nbytes == 64 * 98_304  # of Qwen3-30B-A3B
 
 
-def test_impossible_cuts_and_foreign_snapshots_are_refused() -> None:
-    cache = LatentCache(num_layers=1, max_tokens=4, rank=3, rope_dim=2, dtype="float32")
-    other = LatentCache(num_layers=1, max_tokens=4, rank=3, rope_dim=2, dtype="float32")
+@CACHES
+def test_impossible_cuts_and_foreign_snapshots_are_refused(make: Callable[[int], Any]) -> None:
+    cache, other = make(4), make(4)
     with pytest.raises(RequestError, match="cannot cut a cache of 0 tokens to 1"):
         cache.truncate(1)
     with pytest.raises(RequestError, match="the cache that made it"):

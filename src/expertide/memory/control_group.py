@@ -1,7 +1,7 @@
 """A memory control group for one command: version 1, version 2 or systemd-run, whichever this machine lets us use.
 
 The page cache counts in such a group, so a file larger than its limit cannot hide there: "larger than memory" is true
-and not simulated. Used by tools/check_large.py.
+and not simulated. Used by `expertide bench --memory-limit` and tools/check_large.py.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class MemoryGroup:
             if any(len(row) == 2 and row[0] == "oom_kill" and row[1] != "0" for row in rows):
                 return True
         return False
+
+    def peak_bytes(self) -> int | None:
+        """The most memory the group ever held, page cache included; None where the kernel does not say."""
+        for name in ("memory.peak", "memory.max_usage_in_bytes"):
+            path = self.folder / name if self.folder is not None else None
+            if path is not None and path.exists():
+                return int(path.read_text())
+        return None
 
 
 @contextmanager

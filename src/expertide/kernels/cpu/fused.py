@@ -1,0 +1,83 @@
+"""The fused halves of a layer in C++ (csrc/kernels/fused_layers.cpp): adapters from tensors to addresses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from expertide import _native
+from expertide.kernels.cpu.arguments import floats, head_matrix, matrix, router_numbers
+from expertide.kernels.fused import CacheRows, FeedForwardSpec, LatentAttentionSpec
+
+
+class NativeLatentAttention:
+    """Implements `fused.FusedLatentAttention`."""
+
+    def __init__(self, pool: _native.ThreadPool, spec: LatentAttentionSpec) -> None:
+        self._pool = pool
+        # The native object holds addresses: these keep what lies there alive.
+        norms = [None if norm is None else floats(norm) for norm in (spec.norm, spec.q_a_norm, spec.kv_a_norm)]
+        self._owners = (spec, norms)
+        norm, q_a_norm, kv_a_norm = (0 if tensor is None else tensor.data_ptr() for tensor in norms)
+        self._layer = _native.LatentAttentionLayer(
+            sizes=(spec.num_heads, spec.nope_dim, spec.rope_dim, spec.value_dim, spec.kv_rank),
+            norm=norm,
+            q=matrix(spec.q),
+            q_a=None if spec.q_a is None else matrix(spec.q_a),
+            q_a_norm=q_a_norm,
+            kv_a=matrix(spec.kv_a),
+            kv_a_norm=kv_a_norm,
+            k_b=head_matrix(spec.k_b),
+            v_b=head_matrix(spec.v_b),
+            output=matrix(spec.output),
+            norm_eps=spec.norm_eps,
+            latent_eps=spec.latent_norm_eps,
+            scale=spec.scale,
+        )
+
+    def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: CacheRows, first_position: int) -> None:
+        self._layer.run(
+            self._pool,
+            x_TH.data_ptr(),
+            x_TH.shape[0],
+            rows,
+            first_position,
+            cos_TP.data_ptr(),
+            sin_TP.data_ptr(),
+        )
+
+
+class NativeFeedForward:
+    """Implements `fused.FusedFeedForward`."""
+
+    def __init__(self, pool: _native.ThreadPool, spec: FeedForwardSpec) -> None:
+        self._pool = pool
+        self._k = 0 if spec.router is None else spec.router.spec.num_experts_per_tok
+        norm = floats(spec.norm)
+        bias_E = None if spec.router is None or spec.router.bias_E is None else floats(spec.router.bias_E)
+        self._owners = (spec, norm, bias_E)
+        router = None
+        if spec.router is not None:
+            bias = 0 if bias_E is None else bias_E.data_ptr()
+            router = (matrix(spec.router.weights), bias, router_numbers(spec.router.spec))
+        mlp = None
+        if spec.mlp is not None:
+            gate, up, down = spec.mlp
+            mlp = (matrix(gate), matrix(up), matrix(down))
+        self._layer = _native.FeedForwardLayer(
+            norm=norm.data_ptr(), norm_eps=spec.norm_eps, hidden=norm.shape[0], router=router, mlp=mlp
+        )
+
+    def begin(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        num_tokens = x_TH.shape[0]
+        normed_TH = torch.empty_like(x_TH)
+        ids_TK = torch.empty((num_tokens, self._k), dtype=torch.int32)
+        weights_TK = torch.empty((num_tokens, self._k), dtype=torch.float32)
+        self._layer.begin(
+            self._pool, x_TH.data_ptr(), num_tokens, normed_TH.data_ptr(), ids_TK.data_ptr(), weights_TK.data_ptr()
+        )
+        return normed_TH, ids_TK, weights_TK
+
+    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None) -> bool:
+        routed = 0 if routed_TH is None else routed_TH.data_ptr()
+        return self._layer.end(self._pool, normed_TH.data_ptr(), routed, x_TH.shape[0], x_TH.data_ptr())

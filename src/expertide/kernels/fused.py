@@ -1,0 +1,112 @@
+"""Halves of a decoder layer as single ops: what an implementation may offer beside the ops of `ops.Kernels`.
+
+A fused op means exactly what the layer's ops mean one after the other, in the order written here, and gives the same
+bits as the same implementation's ops called one by one. It saves the time between them: a decoded token of a 27-layer
+model passes through about 400 ops.
+
+Shape letters as in `ops`. No torch at import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from expertide.kernels.qtensor import QTensor
+from expertide.kernels.router import RouterSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CacheRows(NamedTuple):
+    """One layer's rows of a latent cache, writable; row = position.
+
+    Attributes:
+        latent, rope: addresses of row 0.
+        latent_stride, rope_stride: values from one row to the next.
+        is_half: float16, else float32.
+    """
+
+    latent: int
+    rope: int
+    latent_stride: int
+    rope_stride: int
+    is_half: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """x += output · attention(norm(x)), see `models.layers.latent_attention`.
+
+    Attributes:
+        norm, kv_a_norm, q_a_norm: float32; `norm_eps` goes with the first, `latent_norm_eps` with the other two.
+        q: behind `q_a` when there is one.
+    """
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    kv_rank: int
+    norm: Tensor
+    q: QTensor
+    q_a: QTensor | None
+    q_a_norm: Tensor | None
+    kv_a: QTensor
+    kv_a_norm: Tensor
+    k_b: QTensor
+    v_b: QTensor
+    output: QTensor
+    norm_eps: float
+    latent_norm_eps: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """The router of a layer: packed matrix (E, H), float32 bias or None."""
+
+    weights: QTensor
+    bias_E: Tensor | None
+    spec: RouterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardSpec:
+    """x += routed(norm(x)) + down · (silu(gate · norm(x)) * (up · norm(x))).
+
+    Attributes:
+        router: None for a dense layer.
+        mlp: gate, up, down of a dense layer or of the shared experts; None when there are only routed experts.
+    """
+
+    norm: Tensor
+    norm_eps: float
+    router: RouterWeights | None
+    mlp: tuple[QTensor, QTensor, QTensor] | None
+
+
+class FusedLatentAttention(Protocol):
+    def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: CacheRows, first_position: int) -> None:
+        """x_TH += …, in place; the cached rows of positions first_position … + T - 1 are written.
+
+        All tensors float32 and contiguous; the rows have room.
+        """
+        ...
+
+
+class FusedFeedForward(Protocol):
+    """Two calls, because what lies between them, the experts, may be on their way from the disk."""
+
+    def begin(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(norm(x), topk_ids_TK, topk_weights_TK); without a router the last two are empty."""
+        ...
+
+    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None) -> bool:
+        """x_TH += …, in place; says whether every value is finite.
+
+        Args:
+            routed_TH: the experts' weighted sum; None exactly when there is no router.
+        """
+        ...

@@ -1,0 +1,62 @@
+"""OLMoE-1B-7B: GGUF architecture `olmoe`.
+
+What is special, and where it is described:
+
+    attention   as many key/value heads as query heads; RMSNorm of the queries of all heads together, and of the keys,
+                before rope                                         arXiv 2409.02060, section 2; OlmoeAttention
+    positions   rope on halves (i, i + D/2) of the whole head
+    layers      MoE everywhere; `feed_forward_length` is the inner size of an expert
+    router      softmax; the K weights are what the softmax gave, not renormalised       OlmoeTopKRouter
+
+Clamped queries, keys and values (`clip_qkv`) are refused: no released model has them. Everything else is what
+its relatives have too (`grouped_config`, `grouped_decoder`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from expertide.kernels.rope import RopeSpec
+from expertide.kernels.router import RouterSpec
+from expertide.models.grouped_config import Family, GroupedConfig
+from expertide.models.grouped_decoder import GroupedArchitecture
+
+FAMILY = Family(
+    name="olmoe",
+    hf_type="olmoe",
+    hf_names={
+        "blk.{}.attn_q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+        "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+    },
+    rope_pairs="halves",
+    renormalize=False,
+    hf_renormalize=False,
+    qk_norm="whole",
+    hf_moe_inner="intermediate_size",
+)
+
+
+class OlmoeArchitecture(GroupedArchitecture):
+    """Implements `architecture.Architecture` for GGUF files of architecture `olmoe`."""
+
+    family = FAMILY
+
+
+def tiny_config(**overrides: object) -> GroupedConfig:
+    """A model of a few thousand weights with every feature of OLMoE-1B-7B; fields may be replaced."""
+    config = GroupedConfig(
+        num_layers=3,
+        hidden_size=64,
+        vocab_size=160,
+        context_length=640,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        dense_inner=0,
+        moe_inner=32,
+        moe_layers=(0, 1, 2),
+        router=RouterSpec(num_experts=8, num_experts_per_tok=3),
+        rope=RopeSpec(dim=16, theta=1e4, pairs="halves"),
+        norm_eps=1e-5,
+    )
+    return replace(config, **overrides)  # type: ignore[arg-type]

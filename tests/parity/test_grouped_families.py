@@ -1,0 +1,252 @@
+"""`qwen3moe`, `qwen2moe` and `olmoe` files on tiny random weights: against transformers in float32, and streamed
+against resident."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memory_model
+from expertide import LLM, SamplingParams, _native
+from expertide.formats import open_model
+from expertide.kernels import select
+from expertide.kernels.rope import RopeSpec, YarnSpec, yarn_magnitude
+from expertide.kernels.router import RouterSpec
+from expertide.memory.placement import expert_window_bytes
+from expertide.models import olmoe, qwen2_moe, qwen3_moe
+from expertide.models.grouped_config import Family, GroupedConfig, read_gguf, read_hf
+from expertide.models.qwen3_moe import tiny_config
+from expertide.options import Options
+from expertide.prepare import prepare
+from expertide.settings import Settings
+from expertide.text.tokenizer import Tokenizer
+from hf_grouped import hf_config_dict, hf_model, write_tiny_gguf
+from hf_reference import decode_gguf
+
+# Two float32 computations in different orders on logits of size about 2: rounding gives some 1e-5 here. A wrong rule
+# (rope pairing, norm after rope, router weights) gives 1e-2 and more, which `test_the_tolerance_would_notice…` shows.
+TOLERANCE = 2e-4
+
+YARN = YarnSpec(factor=4.0, original_context=64)
+
+LAYOUTS: dict[str, tuple[GroupedConfig, dict[str, Any]]] = {
+    "as released": (tiny_config(), {}),
+    "tied": (tiny_config(), {"tied": True}),
+    "weights not renormalised": (tiny_config(router=RouterSpec(8, 3)), {}),
+    "every second layer dense": (tiny_config(num_layers=4, moe_layers=(1, 3), dense_inner=48), {}),
+    "dense first and last": (tiny_config(num_layers=4, moe_layers=(1, 2), dense_inner=40), {"tied": True}),
+    "heads of 20, wider than the stream": (
+        tiny_config(num_heads=6, num_kv_heads=2, head_dim=20, rope=RopeSpec(20, 1e6, pairs="halves")),
+        {},
+    ),
+    "heads of 6": (tiny_config(num_heads=5, num_kv_heads=5, head_dim=6, rope=RopeSpec(6, 1e4, pairs="halves")), {}),
+    "one key/value head": (tiny_config(num_kv_heads=1), {}),
+    "one expert per token": (tiny_config(router=RouterSpec(8, 1, renormalize=True)), {}),
+    "every expert per token": (tiny_config(router=RouterSpec(5, 5, renormalize=True)), {}),
+    "odd inner size": (tiny_config(moe_inner=19), {}),
+    "gate and up stacked": (tiny_config(), {"gate_up": True}),
+    "YaRN": (tiny_config(rope=RopeSpec(16, 1e6, YARN, yarn_magnitude(4.0, 1.0), "halves")), {}),
+    "large epsilon": (tiny_config(norm_eps=1e-2), {}),
+    "Qwen2: as released": (qwen2_moe.tiny_config(), {"family": qwen2_moe.FAMILY}),
+    "Qwen2: a dense layer, tied": (
+        qwen2_moe.tiny_config(moe_layers=(0, 2), dense_inner=48),
+        {"family": qwen2_moe.FAMILY, "tied": True},
+    ),
+    "Qwen2: weights renormalised": (
+        qwen2_moe.tiny_config(router=RouterSpec(8, 3, renormalize=True)),
+        {"family": qwen2_moe.FAMILY},
+    ),
+    "OLMoE: as released": (olmoe.tiny_config(), {"family": olmoe.FAMILY}),
+    "OLMoE: fewer key/value heads": (olmoe.tiny_config(num_kv_heads=2), {"family": olmoe.FAMILY}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_equal_transformers(layout: str, tmp_path: Path) -> None:
+    config, options = LAYOUTS[layout]
+    family: Family = options.get("family", qwen3_moe.FAMILY)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=len(layout), **options)
+    _, model = memory_model.load(path, select("reference", num_threads=1), kv_dtype="float32")
+    ids = torch.randint(0, config.vocab_size, (130,), generator=torch.Generator().manual_seed(1))
+    expected = _hf_logits(hf_model(config, decode_gguf(path), family), ids)
+
+    _assert_close(_logits(model, ids, chunk=130), expected)
+    # In pieces: positions, masks and cache rows of later chunks, and single tokens.
+    _assert_close(_logits(model, ids, chunk=7), expected)
+    _assert_close(_logits(model, ids[:40], chunk=1), expected[:40])
+    assert expected.std() > 0.2, "logits too flat for the tolerance to mean anything"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_config_read_from_a_file_is_the_one_written(layout: str, tmp_path: Path) -> None:
+    config, options = LAYOUTS[layout]
+    family: Family = options.get("family", qwen3_moe.FAMILY)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=0, **options)
+    for found in (read_gguf(open_model(path), family), read_hf(hf_config_dict(config, family), family)):
+        assert found.norm_eps == pytest.approx(config.norm_eps, rel=1e-6)  # float32 in the file
+        assert replace(found, norm_eps=config.norm_eps) == config
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rope": RopeSpec(16, 1.1e6, pairs="halves")},
+        {"router": RouterSpec(8, 3)},
+        {"norm_eps": 1e-2},
+    ],
+)
+def test_the_tolerance_would_notice_a_wrong_rule(wrong: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny_config()
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=3)
+    ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
+    right = _hf_logits(hf_model(config, decode_gguf(path)), ids)
+    other = _hf_logits(hf_model(replace(config, **wrong), decode_gguf(path)), ids)
+    assert (right - other).abs().max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("bits", "allowed"),
+    [
+        # Activations rounded to 16 bits: what is left is float summation order.
+        (16, 1e-3),
+        # Rounded to 8 bits: 4e-3 of each value, on logits of size 2, growing over layers and 60 tokens. The median,
+        # because a router of random weights stands at near-ties everywhere and turns whole tokens.
+        (8, 5e-2),
+    ],
+)
+def test_the_native_kernels_agree_with_transformers(tmp_path: Path, bits: int, allowed: float) -> None:
+    config = tiny_config(moe_inner=64)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=5, quants={"_exps": "Q8_0", "attn_q.": "Q5_0"})
+    kernels = select("native", num_threads=2)
+    _native.set_activation_bits(bits)
+    try:
+        _, model = memory_model.load(path, kernels, kv_dtype="float32")
+        ids = torch.randint(0, config.vocab_size, (60,), generator=torch.Generator().manual_seed(1))
+        found = _logits(model, ids, chunk=60)
+    finally:
+        _native.set_activation_bits(16)
+        kernels.close()
+    expected = _hf_logits(hf_model(config, decode_gguf(path)), ids)
+    difference = (found - expected).abs()
+    assert difference.median() < allowed, f"median {difference.median():.2e}, largest {difference.max():.2e}"
+
+
+def test_a_float16_cache_stays_near_the_float32_one(tmp_path: Path) -> None:
+    config = tiny_config()
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=4)
+    ids = torch.randint(0, config.vocab_size, (100,), generator=torch.Generator().manual_seed(1))
+    kernels = select("reference", num_threads=1)
+    exact, half = (
+        _logits(memory_model.load(path, kernels, kv_dtype=dtype)[1], ids, chunk=100) for dtype in ("float32", "float16")
+    )
+    # float16 keeps 11 bits: relative 5e-4 on every cached value, on logits of size 1.5; the mean, because a router at a
+    # near-tie may turn one token's expert.
+    assert 0 < (exact - half).abs().mean() < 5e-3
+
+
+# Long enough for several chunks, with text that the merges cut and special tokens.
+PROMPT = "<|im_start|>user\nThe thin hen ran in the rain on an inn.  12 + 30 = ?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def streamed_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts of three types, wide enough for a page each; a tokenizer without `tokenizer.ggml.pre`."""
+    path = tmp_path_factory.mktemp("qwen3moe") / "tiny.gguf"
+    config = tiny_config(
+        hidden_size=128,
+        vocab_size=320,
+        num_layers=4,
+        moe_layers=(1, 2, 3),
+        dense_inner=96,
+        moe_inner=64,
+        router=RouterSpec(16, 4, renormalize=True),
+    )
+    quants = {"gate_exps": "Q8_0", "2.ffn_up_exps": "Q4_0", "down_exps": "Q5_0", "attn_v.": "Q8_0"}
+    write_tiny_gguf(path, config, seed=8, quants=quants, tokenizer=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def resident(streamed_file: Path) -> dict[str, tuple[list[int], list[bytes], dict[str, Any]]]:
+    """What each implementation says with every expert in memory."""
+    return {
+        kernels: _answer(streamed_file, settings=Settings(kernels=kernels), prefill_chunk=16)
+        for kernels in ("native", "reference")
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernels", "policy"),
+    [("native", "lfu"), ("native", "lru"), ("native", "random"), ("native", "second-miss"), ("reference", "lfu")],
+)
+def test_streamed_is_resident_bit_for_bit(streamed_file: Path, resident: Any, kernels: str, policy: str) -> None:
+    settings = Settings(kernels=kernels, poison=True)
+    prepared = prepare(streamed_file, Options(context=256), settings)
+    assert prepared.plan.holds_all_experts
+    windows = expert_window_bytes(prepared.catalog)
+    smallest = (4 + 2) * max(windows.values())
+    assert smallest < sum(windows.values()) * 16 / 4
+    tokens, logits, stats = _answer(
+        streamed_file, settings=settings, prefill_chunk=16, expert_cache=smallest, cache_policy=policy
+    )
+    assert tokens == resident[kernels][0]
+    different = [step for step, (a, b) in enumerate(zip(logits, resident[kernels][1], strict=True)) if a != b]
+    assert not different, f"logits differ first at step {different[0]}"
+    assert stats["experts"]["decode"]["misses"] > 0
+    assert stats["experts"]["prefill"]["evictions"] > 0
+
+
+def test_a_file_without_a_pre_tokenizer_gets_the_one_of_qwen(streamed_file: Path) -> None:
+    tokenizer = Tokenizer.from_files(open_model(streamed_file))
+    assert tokenizer.pre_tokenizer == "qwen2"
+    assert any("using 'qwen2'" in warning for warning in tokenizer.warnings)
+    ids = tokenizer.encode(PROMPT)
+    assert tokenizer.decode(ids) == PROMPT.replace("<|im_start|>", "").replace("<|im_end|>", "")
+
+
+def _answer(path: Path, **options: Any) -> tuple[list[int], list[bytes], dict[str, Any]]:
+    """Token ids, the bytes of every logit row, and the statistics."""
+    with LLM(path, context=256, threads=2, **options) as llm:
+        model = llm._runtime.engine._model
+        original, rows = model.logits, []
+
+        def recorded(hidden: torch.Tensor) -> torch.Tensor:
+            logits = original(hidden)
+            rows.append(logits.numpy().tobytes())
+            return logits
+
+        model.logits = recorded
+        output = llm.generate(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
+        llm._runtime.cache.check()
+        return output.token_ids, rows, output.stats
+
+
+def _logits(model: Any, ids: torch.Tensor, *, chunk: int) -> torch.Tensor:
+    cache = model.new_cache(len(ids))
+    pieces = [model.logits(model.forward(piece, cache, "prefill")) for piece in ids.split(chunk)]
+    assert cache.length == len(ids)
+    return torch.cat(pieces)
+
+
+def _hf_logits(reference: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return reference(ids[None]).logits[0]
+
+
+def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    gap = (found - expected).abs()
+    if gap.max() > TOLERANCE:
+        token, entry = divmod(int(gap.argmax()), expected.shape[1])
+        raise AssertionError(
+            f"token {token}, logit {entry}: {found[token, entry]:.6f}, expected {expected[token, entry]:.6f}; "
+            f"difference {gap.max():.2e} > {TOLERANCE:.0e}"
+        )
