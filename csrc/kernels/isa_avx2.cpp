@@ -13,6 +13,7 @@
 #define EXPERTIDE_PANEL_ROWS 8
 
 #include "kernels/decode_rows.inc"
+#include "kernels/vector_math.inc"
 #include "kernels/float_ops.inc"
 #include "kernels/quantize.inc"
 #include "kernels/packed_types.inc"

@@ -16,6 +16,7 @@
 #define EXPERTIDE_PANEL_ROWS 16
 
 #include "kernels/decode_rows.inc"
+#include "kernels/vector_math.inc"
 #include "kernels/float_ops.inc"
 #include "kernels/quantize.inc"
 #include "kernels/packed_types.inc"

@@ -11,6 +11,7 @@
 #define EXPERTIDE_ROWS_AT_ONCE 1
 
 #include "kernels/decode_rows.inc"
+#include "kernels/vector_math.inc"
 #include "kernels/float_ops.inc"
 #include "kernels/quantize.inc"
 #include "kernels/packed_types.inc"
