@@ -29,7 +29,7 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-LatentRows latent_rows(const CachedRows& rows) {
+KeyValueRows latent_rows(const CachedRows& rows) {
   return {pointer<const void>(std::get<0>(rows)), pointer<const void>(std::get<1>(rows)), std::get<2>(rows),
           std::get<3>(rows), std::get<4>(rows)};
 }
@@ -78,7 +78,7 @@ void bind_attention(nb::module_& m) {
       [](ThreadPool& pool, int64_t num_heads, int64_t rank, int64_t rope_dim, const CachedRows& rows, Address qa,
          Address q_rope, int64_t num_tokens, int64_t first_position, float scale, Address out) {
         nb::gil_scoped_release release;
-        latent_mean(pool, attention_widths(rank, rope_dim), num_heads, latent_rows(rows), pointer<const float>(qa),
+        latent_mean(pool, latent_widths(rank, rope_dim), num_heads, latent_rows(rows), pointer<const float>(qa),
                     pointer<const float>(q_rope), num_tokens, first_position, scale, pointer<float>(out));
       },
       "pool"_a, "num_heads"_a, "rank"_a, "rope_dim"_a, "rows"_a, "qa"_a, "q_rope"_a, "num_tokens"_a, "first_position"_a,

@@ -1,4 +1,4 @@
-// Latent attention in AVX2. Built with -mavx2; nothing in it may have a name that the linker shares with another unit.
+// Attention in AVX2. Built with -mavx2; nothing in it may have a name that the linker shares with another unit.
 #if defined(__AVX2__)
 #include <immintrin.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// Latent attention in AVX-512 with VNNI. Nothing in it may have a name that the linker shares with another unit.
+// Attention in AVX-512 with VNNI. Nothing in it may have a name that the linker shares with another unit.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #include <stdint.h>

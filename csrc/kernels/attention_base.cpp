@@ -1,4 +1,4 @@
-// Latent attention for the portable baseline.
+// Attention for the portable baseline.
 #include <stdint.h>
 #include <string.h>
 

@@ -100,7 +100,7 @@ void LatentAttentionLayer::run(ThreadPool& pool, float* x, int64_t num_tokens, c
   append(latent, k_rope, n, cache, first_position);
 
   float* attended = room(scratch.attended, n * s.num_heads * s.value_dim);
-  const LatentRows rows = {cache.latent, cache.rope, cache.latent_stride, cache.rope_stride, cache.is_half};
+  const KeyValueRows rows = {cache.latent, cache.rope, cache.latent_stride, cache.rope_stride, cache.is_half};
   mla_attention(pool, s, weights_.unfold, rows, q_nope, q_rope, n, first_position, scale_, attended);
   float* y = room(scratch.y, n * hidden_);
   linear(pool, weights_.output, attended, n, y);
