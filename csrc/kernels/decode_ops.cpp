@@ -26,14 +26,14 @@ void for_tokens(ThreadPool& pool, int64_t num_tokens, int64_t work_per_token, Bo
   }
 }
 
-// Σ x² in 32 lanes and one tree, like the products of float_ops.inc.
-float sum_of_squares(const float* x, int64_t count) {
+// Σ a b in 32 lanes and one tree, like the products of float_ops.inc.
+float dot(const float* a, const float* b, int64_t count) {
   float lanes[kLanes] = {};
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lanes[lane] + x[i + lane] * x[i + lane];
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lanes[lane] + a[i + lane] * b[i + lane];
   }
-  for (int64_t i = whole; i < count; ++i) lanes[i - whole] = lanes[i - whole] + x[i] * x[i];
+  for (int64_t i = whole; i < count; ++i) lanes[i - whole] = lanes[i - whole] + a[i] * b[i];
   for (int step = kLanes / 2; step > 0; step /= 2) {
     for (int lane = 0; lane < step; ++lane) lanes[lane] = lanes[lane] + lanes[lane + step];
   }
@@ -174,7 +174,7 @@ void rms_norm(ThreadPool& pool, const float* x, int64_t x_stride, const float* w
     for (int64_t t = begin; t < end; ++t) {
       const float* row = x + t * x_stride;
       float* out = y + t * y_stride;
-      const float mean = sum_of_squares(row, cols) / static_cast<float>(cols);
+      const float mean = dot(row, row, cols) / static_cast<float>(cols);
       const float factor = 1.0f / std::sqrt(mean + eps);
       for (int64_t i = 0; i < cols; ++i) out[i] = row[i] * factor * weight[i];
     }
@@ -182,7 +182,7 @@ void rms_norm(ThreadPool& pool, const float* x, int64_t x_stride, const float* w
 }
 
 void rope(ThreadPool& pool, const float* x, int64_t x_token_stride, int64_t x_head_stride, const float* cos,
-          const float* sin, int64_t num_tokens, int64_t num_heads, int64_t pairs, float* y) {
+          const float* sin, int64_t num_tokens, int64_t num_heads, int64_t pairs, RopePairs which, float* y) {
   for_tokens(pool, num_tokens, num_heads * pairs * 2, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* c = cos + t * pairs;
@@ -190,12 +190,41 @@ void rope(ThreadPool& pool, const float* x, int64_t x_token_stride, int64_t x_he
       for (int64_t q = 0; q < num_heads; ++q) {
         const float* head = x + t * x_token_stride + q * x_head_stride;
         float* out = y + (t * num_heads + q) * pairs * 2;
+        if (which == RopePairs::kHalves) {
+          for (int64_t i = 0; i < pairs; ++i) {
+            const float first = head[i], second = head[i + pairs];
+            out[i] = first * c[i] - second * s[i];
+            out[i + pairs] = first * s[i] + second * c[i];
+          }
+          continue;
+        }
         for (int64_t i = 0; i < pairs; ++i) {
           const float even = head[2 * i], odd = head[2 * i + 1];
           out[2 * i] = even * c[i] - odd * s[i];
           out[2 * i + 1] = even * s[i] + odd * c[i];
         }
       }
+    }
+  });
+}
+
+void add_bias(ThreadPool& pool, const float* bias, int64_t num_tokens, int64_t cols, float* y) {
+  for_tokens(pool, num_tokens, cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = y + t * cols;
+      for (int64_t i = 0; i < cols; ++i) row[i] = row[i] + bias[i];
+    }
+  });
+}
+
+void gate_rows(ThreadPool& pool, const float* y, const float* x, const float* gate, int64_t num_tokens, int64_t cols,
+               float* out) {
+  for_tokens(pool, num_tokens, 2 * cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float logit = dot(x + t * cols, gate, cols);
+      float share;
+      sigmoid(&logit, 1, &share);
+      for (int64_t i = t * cols; i < (t + 1) * cols; ++i) out[i] = y[i] * share;
     }
   });
 }

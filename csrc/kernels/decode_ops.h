@@ -12,11 +12,21 @@ namespace expertide {
 void rms_norm(ThreadPool& pool, const float* x, int64_t x_stride, const float* weight, float eps, int64_t num_tokens,
               int64_t cols, float* y, int64_t y_stride);
 
-// Turns adjacent pairs of `num_heads` heads of 2 * pairs values by the token's angles: y[t, q] from x[t, q].
-// x rows lie x_token_stride and x_head_stride floats apart; y is contiguous [T, num_heads, 2 * pairs].
+// Which values of a head turn together: (2i, 2i + 1) or (i, i + pairs).
+enum class RopePairs { kAdjacent, kHalves };
+
+// Turns the pairs of `num_heads` heads of 2 * pairs values by the token's angles: y[t, q] from x[t, q].
+// x rows lie x_token_stride and x_head_stride floats apart; y is contiguous [T, num_heads, 2 * pairs] and may be x.
 // cos, sin [T, pairs].
 void rope(ThreadPool& pool, const float* x, int64_t x_token_stride, int64_t x_head_stride, const float* cos,
-          const float* sin, int64_t num_tokens, int64_t num_heads, int64_t pairs, float* y);
+          const float* sin, int64_t num_tokens, int64_t num_heads, int64_t pairs, RopePairs which, float* y);
+
+// y[t] += bias; y [T, cols].
+void add_bias(ThreadPool& pool, const float* bias, int64_t num_tokens, int64_t cols, float* y);
+
+// out[t] = sigmoid(gate · x[t]) * y[t]; all [T, cols], out may be y.
+void gate_rows(ThreadPool& pool, const float* y, const float* x, const float* gate, int64_t num_tokens, int64_t cols,
+               float* out);
 
 // The parameters of src/expertide/kernels/router.py, which refuses what makes no sense.
 struct RouterSpec {

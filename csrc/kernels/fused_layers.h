@@ -10,6 +10,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/decode_ops.h"
+#include "kernels/grouped_attention.h"
 #include "kernels/quant.h"
 #include "thread_pool.h"
 
@@ -56,8 +57,48 @@ class LatentAttentionLayer {
   const float norm_eps_, latent_eps_, scale_;
 };
 
+struct GroupedAttentionWeights {
+  const float* norm;      // [H]
+  Matrix q;               // [Q D, H]
+  Matrix k;               // [G D, H]
+  Matrix v;               // [G D, H]
+  Matrix output;          // [H, Q D]
+  const float* q_bias;    // [Q D] or null; k_bias and v_bias [G D]
+  const float* k_bias;
+  const float* v_bias;
+  const float* q_norm;    // [D], or [Q D] over whole rows, or null; k_norm [D] or [G D]
+  const float* k_norm;
+  bool norms_whole_rows;  // over all heads of a token together, else head by head with one weight of D
+};
+
+class GroupedAttentionLayer {
+ public:
+  // Throws std::invalid_argument when types or shapes do not fit together.
+  GroupedAttentionLayer(const GroupedShape& shape, const GroupedAttentionWeights& weights, float norm_eps,
+                        float qk_norm_eps, float scale, RopePairs pairs);
+
+  // x [T, H] += attention(norm(x)); appends the rows of positions first_position … + T - 1 to the cache.
+  // cos, sin [T, D / 2].
+  void run(ThreadPool& pool, float* x, int64_t num_tokens, const HeadRows& cache, int64_t first_position,
+           const float* cos, const float* sin) const;
+
+ private:
+  void project(ThreadPool& pool, const Matrix& w, const float* bias, const float* normed, int64_t num_tokens,
+               float* y) const;
+  // Norm, where there is one, and rotation of `num_heads` heads, in place.
+  void position(ThreadPool& pool, const float* norm, int64_t num_heads, int64_t num_tokens, const float* cos,
+                const float* sin, float* y) const;
+
+  const GroupedShape shape_;
+  const GroupedAttentionWeights weights_;
+  const int64_t hidden_;
+  const float norm_eps_, qk_norm_eps_, scale_;
+  const RopePairs pairs_;
+};
+
 struct SwigluWeights {
   Matrix gate, up, down;
+  const float* share;  // [H], or null: the result of token t times sigmoid(share · x[t])
 };
 
 struct Router {

@@ -178,6 +178,8 @@ _HeadMatrix = tuple[int, int, int]  # address, type, bytes from head to head
 _Matrix = tuple[int, int, int, int]  # address, type, rows, cols
 _CachedRows = tuple[int, int, int, int, bool]  # latent, rope, their strides in values, is_half
 _Sizes = tuple[int, int, int, int, int]  # heads, nope, rope, value, rank
+_HeadRows = tuple[int, int, int, int, int, int, bool]  # keys, values, their strides by row, then by head, is_half
+_GroupedSizes = tuple[int, int, int]  # heads, kv heads, head size
 # num_experts, k, is_sigmoid, num_groups, top_groups, rates_by_two, renormalize, renormalize_eps, scale
 _Router = tuple[int, int, bool, int, int, bool, bool, float, float]
 
@@ -208,6 +210,17 @@ def latent_mean(
     out: int,
 ) -> None: ...
 def attention_workspace_bytes(num_heads: int, rank: int, rope_dim: int, num_tokens: int, num_threads: int) -> int: ...
+def gqa_attention(
+    pool: ThreadPool,
+    sizes: _GroupedSizes,
+    rows: _HeadRows,
+    q: int,
+    num_tokens: int,
+    first_position: int,
+    scale: float,
+    out: int,
+) -> None: ...
+def gqa_workspace_bytes(sizes: _GroupedSizes, num_tokens: int, num_threads: int) -> int: ...
 def rms_norm(
     pool: ThreadPool, x: int, x_stride: int, weight: int, eps: float, num_tokens: int, cols: int, y: int
 ) -> None: ...
@@ -221,8 +234,10 @@ def rope(
     num_tokens: int,
     num_heads: int,
     pairs: int,
+    halves: bool,
     y: int,
 ) -> None: ...
+def gate_rows(pool: ThreadPool, y: int, x: int, gate: int, num_tokens: int, cols: int, out: int) -> None: ...
 def route(pool: ThreadPool, spec: _Router, logits: int, bias: int, num_tokens: int, ids: int, weights: int) -> None: ...
 
 class LatentAttentionLayer:
@@ -246,6 +261,22 @@ class LatentAttentionLayer:
         self, pool: ThreadPool, x: int, num_tokens: int, cache: _CachedRows, first_position: int, cos: int, sin: int
     ) -> None: ...
 
+class GroupedAttentionLayer:
+    def __init__(
+        self,
+        sizes: _GroupedSizes,
+        matrices: tuple[_Matrix, _Matrix, _Matrix, _Matrix],
+        vectors: tuple[int, int, int, int, int, int],
+        norms_whole_rows: bool,
+        norm_eps: float,
+        qk_norm_eps: float,
+        scale: float,
+        halves: bool,
+    ) -> None: ...
+    def run(
+        self, pool: ThreadPool, x: int, num_tokens: int, cache: _HeadRows, first_position: int, cos: int, sin: int
+    ) -> None: ...
+
 class FeedForwardLayer:
     def __init__(
         self,
@@ -253,7 +284,7 @@ class FeedForwardLayer:
         norm_eps: float,
         hidden: int,
         router: tuple[_Matrix, int, _Router] | None,
-        mlp: tuple[_Matrix, _Matrix, _Matrix] | None,
+        mlp: tuple[_Matrix, _Matrix, _Matrix, int] | None,
     ) -> None: ...
     def begin(self, pool: ThreadPool, x: int, num_tokens: int, normed: int, ids: int, weights: int) -> None: ...
     def end(self, pool: ThreadPool, normed: int, routed: int, num_tokens: int, x: int) -> bool: ...

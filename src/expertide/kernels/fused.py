@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from expertide.kernels.qtensor import QTensor
+from expertide.kernels.rope import RopePairs
 from expertide.kernels.router import RouterSpec
 
 if TYPE_CHECKING:
@@ -32,6 +33,25 @@ class CacheRows(NamedTuple):
     rope: int
     latent_stride: int
     rope_stride: int
+    is_half: bool
+
+
+class HeadRows(NamedTuple):
+    """One layer's rows of a cache of keys and values per head, writable; row = position.
+
+    Attributes:
+        keys, values: addresses of row 0 of head 0.
+        key_stride, value_stride: values from one row to the next.
+        key_head_stride, value_head_stride: values from one head's rows to the next head's.
+        is_half: float16, else float32.
+    """
+
+    keys: int
+    values: int
+    key_stride: int
+    value_stride: int
+    key_head_stride: int
+    value_head_stride: int
     is_half: bool
 
 
@@ -64,6 +84,35 @@ class LatentAttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedAttentionSpec:
+    """x += output · attention(norm(x)), see `models.layers.grouped_attention`.
+
+    Attributes:
+        norm, q_norm, k_norm: float32; `norm_eps` goes with the first, `qk_norm_eps` with the other two. The latter are
+            as long as one head, or as all heads together.
+        q_bias, k_bias, v_bias: float32.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm: Tensor
+    q: QTensor
+    k: QTensor
+    v: QTensor
+    output: QTensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    norm_eps: float
+    qk_norm_eps: float
+    scale: float
+    rope_pairs: RopePairs
+
+
+@dataclass(frozen=True, slots=True)
 class RouterWeights:
     """The router of a layer: packed matrix (E, H), float32 bias or None."""
 
@@ -74,21 +123,32 @@ class RouterWeights:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
-    """x += routed(norm(x)) + down · (silu(gate · norm(x)) * (up · norm(x))).
+    """x += routed(norm(x)) + share * down · (silu(gate · norm(x)) * (up · norm(x))).
 
     Attributes:
         router: None for a dense layer.
         mlp: gate, up, down of a dense layer or of the shared experts; None when there are only routed experts.
+        share_H: float32; share = sigmoid(share_H · norm(x)) per token. None: 1.
     """
 
     norm: Tensor
     norm_eps: float
     router: RouterWeights | None
     mlp: tuple[QTensor, QTensor, QTensor] | None
+    share_H: Tensor | None = None
 
 
 class FusedLatentAttention(Protocol):
     def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: CacheRows, first_position: int) -> None:
+        """x_TH += …, in place; the cached rows of positions first_position … + T - 1 are written.
+
+        All tensors float32 and contiguous; the rows have room.
+        """
+        ...
+
+
+class FusedGroupedAttention(Protocol):
+    def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: HeadRows, first_position: int) -> None:
         """x_TH += …, in place; the cached rows of positions first_position … + T - 1 are written.
 
         All tensors float32 and contiguous; the rows have room.

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
+from expertide.kernels.fused import (
+    FeedForwardSpec,
+    FusedFeedForward,
+    FusedGroupedAttention,
+    FusedLatentAttention,
+    GroupedAttentionSpec,
+    LatentAttentionSpec,
+)
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.rope import RopePairs
 from expertide.kernels.router import RouterSpec
@@ -113,12 +120,17 @@ class Kernels(Protocol):
             first_position: position of token 0 of this call.
 
         Returns:
-            o_TQD float32. Workspace is bounded whatever T and S are (`tiles.gqa_attention_bytes`).
+            o_TQD float32. Workspace is bounded whatever T and S are (`tiles.gqa_attention_bytes`). The native kernels
+            round queries, keys, values and weights to integers: off by about 3e-4 of the largest result.
         """
         ...
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, float32."""
+        ...
+
+    def gate_rows(self, y_TH: Tensor, x_TH: Tensor, gate_H: Tensor) -> Tensor:
+        """sigmoid(gate · x[t]) * y[t], float32: what a token takes of its shared expert."""
         ...
 
     def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
@@ -131,6 +143,10 @@ class Kernels(Protocol):
 
     def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
         """The attention half of a layer as one op, or None: then the layer calls the ops above."""
+        ...
+
+    def fuse_grouped_attention(self, spec: GroupedAttentionSpec) -> FusedGroupedAttention | None:
+        """The same for grouped-query attention."""
         ...
 
     def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from expertide.kernels.fused import HeadRows
 from expertide.kv.rows import RowCache, filled
 
 
@@ -23,6 +24,11 @@ class HeadCache(RowCache):
         shape = (num_layers, num_kv_heads, max_tokens, head_dim)
         self._keys, self._values = filled(shape, dtype), filled(shape, dtype)
         super().__init__(max_tokens, self._keys, self._values)
+        head = max_tokens * head_dim
+        self._places = [
+            HeadRows(keys.data_ptr(), values.data_ptr(), head_dim, head_dim, head, head, dtype == "float16")
+            for keys, values in zip(self._keys, self._values, strict=True)
+        ]
 
     def append(self, layer_index: int, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Write the rows of the step's tokens behind the tokens held; `advance` makes them count.
@@ -37,3 +43,7 @@ class HeadCache(RowCache):
     def view(self, layer_index: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of one layer, each [G, num_tokens, D]; views, appended rows included."""
         return self._keys[layer_index, :, :num_tokens], self._values[layer_index, :, :num_tokens]
+
+    def rows(self, layer_index: int) -> HeadRows:
+        """Where a layer's rows lie, for ops that write and read them in place. Valid as long as the cache lives."""
+        return self._places[layer_index]

@@ -198,7 +198,7 @@ def _ffn(
     shared = None
     if config.shared_inner:
         gate_H = parts.vector(blk + "ffn_gate_inp_shexp.weight")
-        shared = GatedSwiGLU(parts.swiglu(blk, "_shexp", kernels), gate_H)
+        shared = GatedSwiGLU(parts.swiglu(blk, "_shexp", kernels), gate_H, kernels)
     return RoutedExperts(
         layer_id,
         config.router,

@@ -22,8 +22,8 @@ from expertide.kernels.cpu.arguments import (
     rows_of,
     strided,
 )
-from expertide.kernels.cpu.fused import NativeFeedForward, NativeLatentAttention
-from expertide.kernels.fused import FeedForwardSpec, LatentAttentionSpec
+from expertide.kernels.cpu.fused import NativeFeedForward, NativeGroupedAttention, NativeLatentAttention
+from expertide.kernels.fused import FeedForwardSpec, GroupedAttentionSpec, LatentAttentionSpec
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import ReferenceKernels
 from expertide.kernels.rope import RopePairs
@@ -105,8 +105,6 @@ class CpuKernels(ReferenceKernels):
         return y
 
     def rope(self, x: Tensor, cos_TP: Tensor, sin_TP: Tensor, *, pairs: RopePairs = "adjacent") -> Tensor:
-        if pairs != "adjacent":
-            return super().rope(x, cos_TP, sin_TP, pairs=pairs)
         num_tokens, num_pairs = cos_TP.shape
         assert x.shape[0] == num_tokens and x.shape[-1] == 2 * num_pairs and x.dim() in (2, 3)
         x, cos_TP, sin_TP = strided(x), floats(cos_TP), floats(sin_TP)
@@ -123,6 +121,7 @@ class CpuKernels(ReferenceKernels):
             num_tokens,
             num_heads,
             num_pairs,
+            pairs == "halves",
             y.data_ptr(),
         )
         return y
@@ -190,12 +189,50 @@ class CpuKernels(ReferenceKernels):
         )
         return o_TQU
 
+    def gqa_attention(
+        self, q_TQD: Tensor, k_GSD: Tensor, v_GSD: Tensor, *, scale: float, first_position: int
+    ) -> Tensor:
+        num_tokens, num_heads, head_dim = q_TQD.shape
+        num_kv_heads = k_GSD.shape[0]
+        assert k_GSD.shape == v_GSD.shape and k_GSD.dtype == v_GSD.dtype
+        assert k_GSD.shape[1] >= first_position + num_tokens and k_GSD.shape[2] == head_dim
+        q_TQD, k_GSD, v_GSD = floats(q_TQD), dense_rows(k_GSD), dense_rows(v_GSD)
+        o_TQD = torch.empty(num_tokens, num_heads, head_dim, dtype=torch.float32)
+        _native.gqa_attention(
+            self.pool,
+            (num_heads, num_kv_heads, head_dim),
+            (
+                k_GSD.data_ptr(),
+                v_GSD.data_ptr(),
+                k_GSD.stride(1),
+                v_GSD.stride(1),
+                k_GSD.stride(0),
+                v_GSD.stride(0),
+                is_half(k_GSD),
+            ),
+            q_TQD.data_ptr(),
+            num_tokens,
+            first_position,
+            scale,
+            o_TQD.data_ptr(),
+        )
+        return o_TQD
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         assert gate.shape == up.shape
         gate, up = floats(gate), floats(up)
         out = torch.empty_like(gate)
         _native.silu_mul(gate.data_ptr(), up.data_ptr(), gate.numel(), out.data_ptr())
         return out
+
+    def gate_rows(self, y_TH: Tensor, x_TH: Tensor, gate_H: Tensor) -> Tensor:
+        num_tokens, hidden = y_TH.shape
+        y_TH, x_TH, gate_H = floats(y_TH), rows_of(x_TH, hidden), rows_of(gate_H, hidden)
+        out_TH = torch.empty_like(y_TH)
+        _native.gate_rows(
+            self.pool, y_TH.data_ptr(), x_TH.data_ptr(), gate_H.data_ptr(), num_tokens, hidden, out_TH.data_ptr()
+        )
+        return out_TH
 
     def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
         if not all(self._has(w.quant) for w in (gate, up, down)):
@@ -222,6 +259,11 @@ class CpuKernels(ReferenceKernels):
         if not all(w is None or self._has(w.quant) for w in matrices):
             return None
         return NativeLatentAttention(self.pool, spec)
+
+    def fuse_grouped_attention(self, spec: GroupedAttentionSpec) -> NativeGroupedAttention | None:
+        if not all(self._has(w.quant) for w in (spec.q, spec.k, spec.v, spec.output)):
+            return None
+        return NativeGroupedAttention(self.pool, spec)
 
     def fuse_feed_forward(self, spec: FeedForwardSpec) -> NativeFeedForward | None:
         matrices = list(spec.mlp or ())

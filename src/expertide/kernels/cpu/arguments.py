@@ -28,7 +28,7 @@ def strided(x: Tensor) -> Tensor:
 
 
 def dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def is_half(cache: Tensor) -> bool:

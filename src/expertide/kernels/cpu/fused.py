@@ -7,7 +7,7 @@ from torch import Tensor
 
 from expertide import _native
 from expertide.kernels.cpu.arguments import floats, head_matrix, matrix, router_numbers
-from expertide.kernels.fused import CacheRows, FeedForwardSpec, LatentAttentionSpec
+from expertide.kernels.fused import CacheRows, FeedForwardSpec, GroupedAttentionSpec, HeadRows, LatentAttentionSpec
 
 
 class NativeLatentAttention:
@@ -47,6 +47,48 @@ class NativeLatentAttention:
         )
 
 
+class NativeGroupedAttention:
+    """Implements `fused.FusedGroupedAttention`."""
+
+    def __init__(self, pool: _native.ThreadPool, spec: GroupedAttentionSpec) -> None:
+        self._pool = pool
+        dims = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        norms_whole_rows = spec.q_norm is not None and spec.q_norm.shape[0] != spec.head_dim
+        for weight, num_heads in ((spec.q_norm, spec.num_heads), (spec.k_norm, spec.num_kv_heads)):
+            expected = spec.head_dim * (num_heads if norms_whole_rows else 1)
+            assert weight is None or weight.shape == (expected,), (weight.shape, dims)
+        # The native object holds addresses: these keep what lies there alive.
+        vectors = [
+            None if vector is None else floats(vector)
+            for vector in (spec.norm, spec.q_norm, spec.k_norm, spec.q_bias, spec.k_bias, spec.v_bias)
+        ]
+        self._owners = (spec, vectors)
+        norm, q_norm, k_norm, q_bias, k_bias, v_bias = (
+            0 if vector is None else vector.data_ptr() for vector in vectors
+        )
+        self._layer = _native.GroupedAttentionLayer(
+            sizes=dims,
+            matrices=(matrix(spec.q), matrix(spec.k), matrix(spec.v), matrix(spec.output)),
+            vectors=(norm, q_norm, k_norm, q_bias, k_bias, v_bias),
+            norms_whole_rows=norms_whole_rows,
+            norm_eps=spec.norm_eps,
+            qk_norm_eps=spec.qk_norm_eps,
+            scale=spec.scale,
+            halves=spec.rope_pairs == "halves",
+        )
+
+    def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: HeadRows, first_position: int) -> None:
+        self._layer.run(
+            self._pool,
+            x_TH.data_ptr(),
+            x_TH.shape[0],
+            rows,
+            first_position,
+            cos_TP.data_ptr(),
+            sin_TP.data_ptr(),
+        )
+
+
 class NativeFeedForward:
     """Implements `fused.FusedFeedForward`."""
 
@@ -55,7 +97,8 @@ class NativeFeedForward:
         self._k = 0 if spec.router is None else spec.router.spec.num_experts_per_tok
         norm = floats(spec.norm)
         bias_E = None if spec.router is None or spec.router.bias_E is None else floats(spec.router.bias_E)
-        self._owners = (spec, norm, bias_E)
+        share_H = None if spec.share_H is None else floats(spec.share_H)
+        self._owners = (spec, norm, bias_E, share_H)
         router = None
         if spec.router is not None:
             bias = 0 if bias_E is None else bias_E.data_ptr()
@@ -63,7 +106,7 @@ class NativeFeedForward:
         mlp = None
         if spec.mlp is not None:
             gate, up, down = spec.mlp
-            mlp = (matrix(gate), matrix(up), matrix(down))
+            mlp = (matrix(gate), matrix(up), matrix(down), 0 if share_H is None else share_H.data_ptr())
         self._layer = _native.FeedForwardLayer(
             norm=norm.data_ptr(), norm_eps=spec.norm_eps, hidden=norm.shape[0], router=router, mlp=mlp
         )

@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, FusedLatentAttention, LatentAttentionSpec
+from expertide.kernels.fused import (
+    FeedForwardSpec,
+    FusedFeedForward,
+    FusedGroupedAttention,
+    FusedLatentAttention,
+    GroupedAttentionSpec,
+    LatentAttentionSpec,
+)
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.reference import attention, grouped_attention, packed, routing
 from expertide.kernels.rope import RopePairs
@@ -78,6 +85,10 @@ class ReferenceKernels:
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         return torch.nn.functional.silu(gate).mul_(up)  # in place: three buffers at the peak, as the plan counts
 
+    def gate_rows(self, y_TH: Tensor, x_TH: Tensor, gate_H: Tensor) -> Tensor:
+        # A sum over each token's own row: a matrix product could give other bits beside other tokens.
+        return y_TH * torch.sigmoid((x_TH * gate_H).sum(dim=-1, keepdim=True))
+
     def expert_mlp(self, x_nH: Tensor, gate: QTensor, up: QTensor, down: QTensor) -> Tensor:
         return self.linear(self.swiglu(self.linear(x_nH, gate), self.linear(x_nH, up)), down)
 
@@ -88,6 +99,9 @@ class ReferenceKernels:
         return y_TH
 
     def fuse_latent_attention(self, spec: LatentAttentionSpec) -> FusedLatentAttention | None:
+        return None
+
+    def fuse_grouped_attention(self, spec: GroupedAttentionSpec) -> FusedGroupedAttention | None:
         return None
 
     def fuse_feed_forward(self, spec: FeedForwardSpec) -> FusedFeedForward | None:

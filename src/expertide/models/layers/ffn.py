@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from expertide.kernels.fused import FeedForwardSpec, FusedFeedForward, RouterWeights
@@ -44,6 +43,8 @@ class FeedForwardHalf:
 class SwiGLU:
     """down · (silu(gate · x) * (up · x)); a dense layer's whole MLP, or the shared experts fused into one."""
 
+    share_H: Tensor | None = None
+
     def __init__(self, gate: QTensor, up: QTensor, down: QTensor, kernels: Kernels) -> None:
         self._gate, self._up, self._down = gate, up, down
         self._kernels = kernels
@@ -68,17 +69,17 @@ class GatedSwiGLU:
     Source: Qwen2MoeSparseMoeBlock in transformers.
     """
 
-    def __init__(self, mlp: SwiGLU, gate_H: Tensor) -> None:
+    def __init__(self, mlp: SwiGLU, gate_H: Tensor, kernels: Kernels) -> None:
         self._mlp = mlp
-        self._gate_H = gate_H
+        self.share_H = gate_H
+        self._kernels = kernels
 
-    def fuse(self, norm: Tensor, norm_eps: float) -> None:
-        """No kernels have this as one op yet."""
+    @property
+    def weights(self) -> tuple[QTensor, QTensor, QTensor]:
+        return self._mlp.weights
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        # A sum over each token's own row: a matrix product could give other bits beside other tokens.
-        share_T1 = torch.sigmoid((x_TH * self._gate_H).sum(dim=-1, keepdim=True))
-        return self._mlp.forward(x_TH, step) * share_T1
+        return self._kernels.gate_rows(self._mlp.forward(x_TH, step), x_TH, self.share_H)
 
 
 class RoutedExperts:
@@ -91,7 +92,7 @@ class RoutedExperts:
         *,
         router: QTensor,
         bias_E: Tensor | None,
-        shared: FeedForward | None,
+        shared: SwiGLU | GatedSwiGLU | None,
         executor: ExpertExecutor,
         kernels: Kernels,
     ) -> None:
@@ -122,8 +123,6 @@ class RoutedExperts:
 
     def fuse(self, norm: Tensor, norm_eps: float) -> FeedForwardHalf | None:
         router = RouterWeights(self._router, self._bias_E, self._spec)
-        if self._shared is not None and not isinstance(self._shared, SwiGLU):
-            return None
-        mlp = None if self._shared is None else self._shared.weights
-        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, router, mlp))
+        mlp, share_H = (None, None) if self._shared is None else (self._shared.weights, self._shared.share_H)
+        ops = self._kernels.fuse_feed_forward(FeedForwardSpec(norm, norm_eps, router, mlp, share_H))
         return None if ops is None else FeedForwardHalf(ops, self._layer_id, self._executor)

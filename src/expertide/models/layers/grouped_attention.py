@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from expertide.kernels.fused import FusedGroupedAttention, GroupedAttentionSpec
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.rope import RopePairs
@@ -67,8 +68,31 @@ class GroupedAttention:
         self._eps = norm_eps
         self._rope_pairs = rope_pairs
 
-    def fuse(self, norm: Tensor, norm_eps: float) -> None:
-        """No kernels have this attention as one op yet."""
+    def fuse(self, norm: Tensor, norm_eps: float) -> GroupedAttentionHalf | None:
+        """norm, forward and residual sum as one op, where the kernels have one."""
+        dims, weights = self._dims, self._weights
+        ops = self._kernels.fuse_grouped_attention(
+            GroupedAttentionSpec(
+                num_heads=dims.num_heads,
+                num_kv_heads=dims.num_kv_heads,
+                head_dim=dims.head_dim,
+                norm=norm,
+                q=weights.q,
+                k=weights.k,
+                v=weights.v,
+                output=weights.output,
+                q_norm=weights.q_norm,
+                k_norm=weights.k_norm,
+                q_bias=weights.q_bias,
+                k_bias=weights.k_bias,
+                v_bias=weights.v_bias,
+                norm_eps=norm_eps,
+                qk_norm_eps=self._eps,
+                scale=self._scale,
+                rope_pairs=self._rope_pairs,
+            )
+        )
+        return None if ops is None else GroupedAttentionHalf(ops, self._layer_id)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         """Append the step's tokens to the cache and attend; x_TH is already normed."""
@@ -105,3 +129,17 @@ class GroupedAttention:
             flat = self._kernels.rms_norm(flat.view(num_tokens, -1, norm.shape[0]), norm, self._eps)
         by_head = flat.view(num_tokens, -1, self._dims.head_dim)
         return self._kernels.rope(by_head, step.cos_TP, step.sin_TP, pairs=self._rope_pairs)
+
+
+class GroupedAttentionHalf:
+    """The first half of a layer as one fused op, in place on the residual stream."""
+
+    def __init__(self, ops: FusedGroupedAttention, layer_id: int) -> None:
+        self._ops = ops
+        self._layer_id = layer_id
+
+    def add_to(self, x_TH: Tensor, step: Step) -> None:
+        """x_TH += attention(norm(x)); the step's rows of the cache are written."""
+        assert isinstance(step.cache, HeadCache), "a cache made by another model"
+        rows = step.cache.rows(self._layer_id)
+        self._ops.add_to(x_TH, step.cos_TP, step.sin_TP, rows, step.first_position)

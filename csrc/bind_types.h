@@ -1,0 +1,71 @@
+// How attention, routers and layers cross from Python: tuples of addresses and numbers, and what they become.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+
+#include "kernels/attention.h"
+#include "kernels/decode_ops.h"
+#include "kernels/fused_layers.h"
+#include "kernels/grouped_attention.h"
+
+namespace expertide {
+
+using Address = uint64_t;
+using HeadMatrix = std::tuple<Address, int, int64_t>;             // address, quant type, bytes from head to head
+using MatrixSpec = std::tuple<Address, int, int64_t, int64_t>;    // address, quant type, rows, cols
+using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // heads, nope, rope, value, rank
+using LatentPlaces = std::tuple<Address, Address, int64_t, int64_t, bool>;  // latent, rope, their strides, is_half
+// keys, values, their strides from row to row, then from head to head, is_half
+using HeadPlaces = std::tuple<Address, Address, int64_t, int64_t, int64_t, int64_t, bool>;
+using GroupedSizes = std::tuple<int64_t, int64_t, int64_t>;  // heads, kv heads, head size
+// num_experts, k, is_sigmoid, num_groups, top_groups, rates_by_two, renormalize, renormalize_eps, scale
+using RouterNumbers = std::tuple<int64_t, int64_t, bool, int64_t, int64_t, bool, bool, float, float>;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+inline KeyValueRows latent_rows(const LatentPlaces& rows) {
+  return {pointer<const void>(std::get<0>(rows)), pointer<const void>(std::get<1>(rows)), std::get<2>(rows),
+          std::get<3>(rows), std::get<4>(rows)};
+}
+
+inline LatentCacheRows cache_rows(const LatentPlaces& rows) {
+  return {pointer<void>(std::get<0>(rows)), pointer<void>(std::get<1>(rows)), std::get<2>(rows), std::get<3>(rows),
+          std::get<4>(rows)};
+}
+
+inline RopePairs rope_pairs(bool halves) { return halves ? RopePairs::kHalves : RopePairs::kAdjacent; }
+
+inline HeadRows head_rows(const HeadPlaces& rows) {
+  return std::apply(
+      [](Address keys, Address values, auto... rest) {
+        return HeadRows{pointer<void>(keys), pointer<void>(values), rest...};
+      },
+      rows);
+}
+
+inline Matrix matrix(const MatrixSpec& spec) {
+  return {pointer<const uint8_t>(std::get<0>(spec)), std::get<2>(spec), std::get<3>(spec), std::get<1>(spec)};
+}
+
+inline AttentionShape attention_shape(const Sizes& sizes) {
+  return std::apply([](auto... values) { return AttentionShape{values...}; }, sizes);
+}
+
+inline GroupedShape grouped_shape(const GroupedSizes& sizes) {
+  return std::apply([](auto... values) { return GroupedShape{values...}; }, sizes);
+}
+
+inline UnfoldingMatrices unfolding(const AttentionShape& s, const HeadMatrix& k_b, const HeadMatrix& v_b) {
+  return {{pointer<const uint8_t>(std::get<0>(k_b)), s.rank, s.nope_dim, std::get<1>(k_b)}, std::get<2>(k_b),
+          {pointer<const uint8_t>(std::get<0>(v_b)), s.value_dim, s.rank, std::get<1>(v_b)}, std::get<2>(v_b)};
+}
+
+inline RouterSpec router_spec(const RouterNumbers& spec) {
+  return std::apply([](auto... values) { return RouterSpec{values...}; }, spec);
+}
+
+}  // namespace expertide
