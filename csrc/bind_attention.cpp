@@ -33,10 +33,10 @@ void bind_attention(nb::module_& m) {
       "scale"_a, "out"_a);
   m.def(
       "attention_workspace_bytes",
-      [](int64_t num_heads, int64_t rank, int64_t rope_dim, int64_t num_tokens, int num_threads) {
-        return attention_workspace_bytes({num_heads, 1, rope_dim, 1, rank}, num_tokens, num_threads);
+      [](int64_t num_heads, int64_t rank, int64_t nope_dim, int64_t rope_dim, int64_t num_tokens, int num_threads) {
+        return attention_workspace_bytes({num_heads, nope_dim, rope_dim, 1, rank}, num_tokens, num_threads);
       },
-      "num_heads"_a, "rank"_a, "rope_dim"_a, "num_tokens"_a, "num_threads"_a);
+      "num_heads"_a, "rank"_a, "nope_dim"_a, "rope_dim"_a, "num_tokens"_a, "num_threads"_a);
   m.def(
       "gqa_attention",
       [](ThreadPool& pool, const GroupedSizes& sizes, const HeadPlaces& rows, Address q, int64_t num_tokens,

@@ -12,7 +12,7 @@
 namespace expertide {
 
 using Address = uint64_t;
-using HeadMatrix = std::tuple<Address, int, int64_t>;             // address, quant type, bytes from head to head
+using HeadMatrix = std::tuple<Address, int, int64_t, bool>;  // address, quant type, bytes from head to head, is_transposed
 using MatrixSpec = std::tuple<Address, int, int64_t, int64_t>;    // address, quant type, rows, cols
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // heads, nope, rope, value, rank
 using LatentPlaces = std::tuple<Address, Address, int64_t, int64_t, bool>;  // latent, rope, their strides, is_half
@@ -60,7 +60,10 @@ inline GroupedShape grouped_shape(const GroupedSizes& sizes) {
 }
 
 inline UnfoldingMatrices unfolding(const AttentionShape& s, const HeadMatrix& k_b, const HeadMatrix& v_b) {
-  return {{pointer<const uint8_t>(std::get<0>(k_b)), s.rank, s.nope_dim, std::get<1>(k_b)}, std::get<2>(k_b),
+  const bool by_key = std::get<3>(k_b);
+  const int64_t rows = by_key ? s.nope_dim : s.rank;
+  const int64_t cols = by_key ? s.rank : s.nope_dim;
+  return {{pointer<const uint8_t>(std::get<0>(k_b)), rows, cols, std::get<1>(k_b)}, std::get<2>(k_b), by_key,
           {pointer<const uint8_t>(std::get<0>(v_b)), s.value_dim, s.rank, std::get<1>(v_b)}, std::get<2>(v_b)};
 }
 

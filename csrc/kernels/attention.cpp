@@ -22,7 +22,9 @@ void check_attention(const AttentionShape& shape, const UnfoldingMatrices& unfol
   }
   checked_row_bytes(unfold.k_b.type, unfold.k_b.cols);
   checked_row_bytes(unfold.v_b.type, unfold.v_b.cols);
-  if (unfold.k_b.rows != shape.rank || unfold.k_b.cols != shape.nope_dim || unfold.v_b.rows != shape.value_dim ||
+  const int64_t k_b_rows = unfold.k_b_is_transposed ? unfold.k_b.cols : unfold.k_b.rows;
+  const int64_t k_b_cols = unfold.k_b_is_transposed ? unfold.k_b.rows : unfold.k_b.cols;
+  if (k_b_rows != shape.rank || k_b_cols != shape.nope_dim || unfold.v_b.rows != shape.value_dim ||
       unfold.v_b.cols != shape.rank) {
     throw std::invalid_argument("latent attention needs k_b of [Q, L, N] and v_b of [Q, U, L]");
   }
@@ -45,7 +47,8 @@ void mla_attention(ThreadPool& pool, const AttentionShape& shape, const Unfoldin
   for (int64_t begin = 0; begin < num_tokens; begin += at_once) {
     const int64_t count = std::min(at_once, num_tokens - begin);
     float* absorbed = absorbed_buffer.get<float>(count * heads * shape.rank);
-    head_linear(pool, unfold.k_b, heads, unfold.k_b_stride, q_nope + begin * heads * shape.nope_dim, count, absorbed);
+    const auto product = unfold.k_b_is_transposed ? transposed_head_linear : head_linear;
+    product(pool, unfold.k_b, heads, unfold.k_b_stride, q_nope + begin * heads * shape.nope_dim, count, absorbed);
     latent_mean(pool, widths, heads, rows, absorbed, q_rope + begin * heads * shape.rope_dim, count,
                 first_position + begin, scale, absorbed);
     head_linear(pool, unfold.v_b, heads, unfold.v_b_stride, absorbed, count, out + begin * heads * shape.value_dim);
@@ -56,7 +59,8 @@ int64_t attention_workspace_bytes(const AttentionShape& shape, int64_t num_token
   const int64_t tokens = std::min(num_tokens, tokens_at_once(shape.num_heads, kTokensAtOnce, kRowsAtOnce));
   const AttentionWidths widths = latent_widths(shape.rank, shape.rope_dim);
   return tokens * shape.num_heads * shape.rank * 4 +
-         tiles_workspace_bytes(widths, shape.num_heads, 1, tokens, num_threads);
+         tiles_workspace_bytes(widths, shape.num_heads, 1, tokens, num_threads) +
+         num_threads * transposed_scratch_bytes(shape.nope_dim);
 }
 
 }  // namespace expertide
