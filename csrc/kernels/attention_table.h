@@ -7,19 +7,20 @@
 // Products run on integers. A row (query, cached key, or the softmax weights of a tile) becomes 16-bit integers with one
 // float scale per block of 128 values; products of two such rows are exact in 32-bit integers in any order, so that no
 // vector width, thread count or chunk size shows. Relative to a block's largest value the rounding is 1/8,190 (keys,
-// queries) and 1/65,534 (weights): about what the float16 of the cache loses already.
+// queries) and 1/65,534 (weights): about what the float16 of the cache loses already. Keys of heads have blocks of 32 and
+// 1/16,382: biases make single dimensions of 100 and more there (Qwen2), which would coarsen all 128.
 //
 //     tile      64 keys at absolute positions 64 i … 64 i + 63
 //     row       [ value part, padded to 32 | key part, padded to 32 ]   width values
-//     block     128 values of one of the parts                          one scale
+//     block     128 values of one of the parts, or 32                   one scale
 //     scores    from column score_column to the end of the row          score_width values
 //     group     4 query rows, interleaved by pairs of values: [score_width / 2][4 rows][2]
 //
 //     keys      [4][score_width / 2][16 keys][2 values]                 scores: lanes are keys
 //     values    [value part / 16][32 pairs of keys][16 values][2 keys]  weighted sums: lanes are values
 //
-// Why the integers cannot overflow: 128 * 4095 * 4095 < 2^31 and 16 * 32767 * 4095 < 2^31 (16 keys are summed before the
-// sum becomes a float).
+// Why the integers cannot overflow: 128 * 4095 * 4095 < 2^31, 32 * 8191 * 8191 < 2^31, and 16 * 32767 * 4095 < 2^31 (16 keys
+// are summed before the sum becomes a float).
 #pragma once
 
 #include <stdint.h>
@@ -29,6 +30,7 @@ namespace expertide {
 constexpr int64_t kKeyTile = 64;
 constexpr int64_t kRowGroup = 4;
 constexpr int64_t kBlockValues = 128;
+constexpr int64_t kHeadKeyBlock = 32;
 constexpr int64_t kPadding = 32;
 
 // Cached rows of one layer and key/value head; row s belongs to position s.
@@ -47,6 +49,7 @@ struct AttentionWidths {
   int64_t value_padded;  // rounded up to kPadding
   int64_t width;         // value_padded + padded key part
   int64_t value_blocks;
+  int64_t key_block;     // values of a block of the key part: kBlockValues or kHeadKeyBlock
   int64_t num_blocks;    // those of the value part, then those of the key part
   int64_t score_column;  // where scores begin: 0, or behind the value part
   int64_t score_block;   // the block that begins there

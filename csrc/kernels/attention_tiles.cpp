@@ -302,7 +302,8 @@ AttentionWidths attention_widths(int64_t value_dim, int64_t key_dim, bool scores
   widths.value_padded = round_up(value_dim, kPadding);
   widths.width = widths.value_padded + round_up(key_dim, kPadding);
   widths.value_blocks = (value_dim + kBlockValues - 1) / kBlockValues;
-  widths.num_blocks = widths.value_blocks + (key_dim + kBlockValues - 1) / kBlockValues;
+  widths.key_block = scores_over_value ? kBlockValues : kHeadKeyBlock;
+  widths.num_blocks = widths.value_blocks + (key_dim + widths.key_block - 1) / widths.key_block;
   widths.score_column = scores_over_value ? 0 : widths.value_padded;
   widths.score_block = scores_over_value ? 0 : widths.value_blocks;
   widths.score_width = widths.width - widths.score_column;

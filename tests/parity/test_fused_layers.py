@@ -1,4 +1,7 @@
-"""A layer as two fused halves and the same layer op by op: the same bits, for every layout of `deepseek2` files."""
+"""A layer as two fused halves and the same layer op by op: the same bits, for every layout of files that we know.
+
+`deepseek2` (latent attention) and `qwen3moe`, `qwen2moe`, `olmoe` (grouped-query attention).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 from test_deepseek_v2_layouts import LAYOUTS
+from test_grouped_families import LAYOUTS as GROUPED_LAYOUTS
 
+import hf_grouped
 import memory_model
 from expertide.errors import NumericsError
 from expertide.kernels import select
 from hf_reference import write_tiny_gguf
 
-# Weights are F32; attention in integers is off by 3e-4 of its largest value (test_attention_kernels.py).
+# Weights are F32; attention in integers is off by 3e-4 of its largest value (test_attention_kernels.py,
+# test_grouped_attention.py).
 INTEGER_ATTENTION = 0.005
 # A router at a near-tie may turn an expert of one token, and that token's state reaches the later ones.
 TURNED_TOKENS = 0.25
@@ -40,16 +46,27 @@ def test_fused_layers_give_the_bits_of_their_ops(native, layout: str, kv_dtype: 
     config, options = LAYOUTS[layout]
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, config, seed=len(layout), **options)
+    _compare(path, config, native, kv_dtype, chunks=(37, 1))
+
+
+@pytest.mark.parametrize("layout", GROUPED_LAYOUTS)
+def test_fused_layers_of_grouped_families_give_the_bits_of_their_ops(native, layout: str, tmp_path: Path) -> None:
+    config, options = GROUPED_LAYOUTS[layout]
+    path = tmp_path / "tiny.gguf"
+    hf_grouped.write_tiny_gguf(path, config, seed=len(layout), **options)
+    # Single tokens: tests/parity/test_grouped_families.py.
+    _compare(path, config, native, "float16" if len(layout) % 2 else "float32", chunks=(37,))
+
+
+def _compare(path: Path, config: Any, native: Any, kv_dtype: str, *, chunks: tuple[int, ...]) -> None:
     _, model = memory_model.load(path, native, kv_dtype=kv_dtype)
     assert all(model._fused), "every layer of this model has fused ops"
     ids = torch.randint(0, config.vocab_size, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
     whole = _logits(model, ids, NUM_TOKENS)
-    in_pieces = _logits(model, ids, 37)
-    one_by_one = _logits(model, ids, 1)
+    for chunk in chunks:
+        assert torch.equal(_logits(model, ids, chunk), whole), f"chunks of {chunk}"
     model._fused = [None] * config.num_layers
     assert torch.equal(_logits(model, ids, NUM_TOKENS), whole)
-    assert torch.equal(in_pieces, whole)
-    assert torch.equal(one_by_one, whole)
     assert torch.equal(_logits(model, ids, 37), whole)
 
     _, reference = memory_model.load(path, select("reference", num_threads=1), kv_dtype=kv_dtype)

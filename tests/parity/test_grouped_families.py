@@ -139,6 +139,48 @@ def test_the_native_kernels_agree_with_transformers(tmp_path: Path, bits: int, a
     assert difference.median() < allowed, f"median {difference.median():.2e}, largest {difference.max():.2e}"
 
 
+FAMILIES = {"qwen3moe": qwen3_moe, "qwen2moe": qwen2_moe, "olmoe": olmoe}
+SHARED = {"shared_inner": 64}
+# Types with blocks of 32 in every role; what is left is float32.
+PACKED = {"_exps": "Q8_0", "attn_q.": "Q5_0", "attn_k.": "Q4_0", "attn_output": "Q8_0", "ffn_up_shexp": "Q8_0"}
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_native_logits_have_the_same_bits_for_any_chunks_threads_and_instruction_set(
+    name: str, kv_dtype: str, tmp_path: Path
+) -> None:
+    family = FAMILIES[name]
+    config = family.tiny_config(moe_inner=64, **(SHARED if family is qwen2_moe else {}))
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=6, family=family.FAMILY, quants=PACKED)
+    ids = torch.randint(0, config.vocab_size, (150,), generator=torch.Generator().manual_seed(1))
+    expected = None
+    for isa, threads, chunk in [
+        ("auto", 2, 512),
+        ("auto", 2, 64),
+        ("auto", 1, 7),
+        ("auto", 2, 1),
+        ("avx2", 1, 64),
+        ("avx2", 2, 7),
+        ("base", 2, 64),
+        ("base", 1, 512),
+    ]:
+        if isa not in ("auto", *_native.available_isas()):
+            continue
+        kernels = select("native", num_threads=threads)
+        _native.set_isa(isa)
+        try:
+            _, model = memory_model.load(path, kernels, kv_dtype=kv_dtype)
+            assert all(model._fused), "every layer of this model has fused ops"
+            found = _logits(model, ids, chunk=chunk)
+        finally:
+            _native.set_isa("auto")
+            kernels.close()
+        expected = found if expected is None else expected
+        assert torch.equal(found, expected), f"{isa}, {threads} threads, chunks of {chunk}"
+
+
 def test_a_float16_cache_stays_near_the_float32_one(tmp_path: Path) -> None:
     config = tiny_config()
     path = tmp_path / "tiny.gguf"

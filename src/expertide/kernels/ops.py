@@ -121,7 +121,7 @@ class Kernels(Protocol):
 
         Returns:
             o_TQD float32. Workspace is bounded whatever T and S are (`tiles.gqa_attention_bytes`). The native kernels
-            round queries, keys, values and weights to integers: off by about 3e-4 of the largest result.
+            round queries, keys, values and weights to integers: off by up to 4e-4 of the largest result.
         """
         ...
 
