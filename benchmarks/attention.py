@@ -1,11 +1,12 @@
-"""Speed of latent attention: decode at a depth and prefill of a chunk, V2-Lite's shapes, beside torch and the bounds.
+"""Speed of attention: decode at a depth and prefill of a chunk, beside torch and the bounds.
 
-    python benchmarks/attention.py [--threads 2] [--json FILE]
+    python benchmarks/attention.py [--shape v2-lite] [--threads 2] [--json FILE]
 
 Both bounds are measured here: memory reads, and multiply-adds a second as a large float32 product in torch, which may
-use wider vectors than our kernels (ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 hold it to AVX2). One layer,
-the part on latents: absorbed queries in, weighted latents out. With one thread CPU time is taken, which a busy machine
-disturbs less.
+use wider vectors than our kernels (ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 hold it to AVX2). One layer.
+Of latent attention the part on latents: absorbed queries in, weighted latents out. Grouped-query attention is measured
+whole: queries and cached rows in, weighted values out. With one thread CPU time is taken, which a busy machine disturbs
+less.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import torch
 
 from expertide import _native
 from expertide.kernels.reference.attention import _attend
+from expertide.kernels.reference.grouped_attention import gqa_attention
 
 HEADS, RANK, ROPE = 16, 512, 64
+GROUPED = {"qwen3": (32, 4, 128), "olmoe": (16, 16, 128)}  # heads, key/value heads, head size
 CASES = [(1000, 1), (4000, 1), (8000, 1), (0, 512), (3500, 512)]  # tokens before, tokens at once
 TORCH_QUERIES = 128  # as tiles.queries_per_tile(16)
 
@@ -39,7 +42,7 @@ def seconds(run: Callable[[], object], samples: int, clock: Callable[[], float])
     return found
 
 
-class Case:
+class LatentCase:
     def __init__(self, past: int, tokens: int) -> None:
         self.past, self.tokens = past, tokens
         generator = torch.Generator().manual_seed(past + tokens)
@@ -68,8 +71,32 @@ class Case:
             )  # fmt: skip
 
 
+class GroupedCase:
+    def __init__(self, past: int, tokens: int, sizes: tuple[int, int, int]) -> None:
+        self.past, self.tokens, self.sizes = past, tokens, sizes
+        heads, kv_heads, dim = sizes
+        generator = torch.Generator().manual_seed(past + tokens)
+        self.keys, self.values = (
+            torch.randn(kv_heads, past + tokens, dim, generator=generator).half() for _ in range(2)
+        )
+        self.q = torch.randn(tokens, heads, dim, generator=generator)
+        self.out = torch.empty_like(self.q)
+        self.multiply_adds = sum(past + t + 1 for t in range(tokens)) * heads * 2 * dim
+
+    def native(self, pool: _native.ThreadPool) -> None:
+        dim, head = self.sizes[2], self.keys.stride(0)
+        rows = (self.keys.data_ptr(), self.values.data_ptr(), dim, dim, head, head, True)
+        _native.gqa_attention(
+            pool, self.sizes, rows, self.q.data_ptr(), self.tokens, self.past, 0.1, self.out.data_ptr()
+        )  # fmt: skip
+
+    def torch(self) -> None:
+        gqa_attention(self.q, self.keys, self.values, scale=0.1, first_position=self.past)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=["v2-lite", *GROUPED], default="v2-lite")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=9)
     parser.add_argument("--json", type=Path)
@@ -84,13 +111,15 @@ def main() -> None:
     memory = big.nbytes / min(seconds(big.sum, 5, clock))
     print(f"float32 product {peak / 1e9:.1f} GMAC/s, one thread reads {memory / 1e9:.1f} GB/s, isa {_native.isa()}")
     report: dict[str, object] = {
-        "machine": platform.processor() or platform.machine(), "isa": _native.isa(), "threads": arguments.threads,
+        "shape": arguments.shape, "machine": platform.processor() or platform.machine(),
+        "isa": _native.isa(), "threads": arguments.threads,
         "float32_product_gmacs": peak / 1e9, "memory_gbps_one_thread": memory / 1e9, "cases": [],
     }  # fmt: skip
     results = []
     with torch.inference_mode():
         for past, tokens in CASES:
-            case = Case(past, tokens)
+            grouped = GROUPED.get(arguments.shape)
+            case = LatentCase(past, tokens) if grouped is None else GroupedCase(past, tokens, grouped)
             ours: list[float] = []
             theirs: list[float] = []
             for _ in range(3):  # alternating

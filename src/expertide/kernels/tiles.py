@@ -47,7 +47,7 @@ def gqa_attention_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, h
 
 
 def native_gqa_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Memory that the native `gqa_attention` takes and keeps; not arguments, result and what threads have of their own."""
+    """Memory that the native `gqa_attention` takes and keeps; not arguments, result and what each thread has."""
     rows = max(min(num_tokens * num_heads, NATIVE_QUERY_ROWS), num_heads) + 4 * num_kv_heads
     return NATIVE_ROUND_BYTES + rows * (2 * head_dim + 128)  # queries as int16 in padded rows, scales, running sums
 
