@@ -247,6 +247,23 @@ def test_streamed_is_resident_bit_for_bit(streamed_file: Path, resident: Any, ke
     assert stats["experts"]["prefill"]["evictions"] > 0
 
 
+@pytest.mark.parametrize("name", ["qwen2moe", "olmoe"])
+def test_streamed_is_resident_in_the_other_families(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    own = {"num_kv_heads": 2, **SHARED} if name == "qwen2moe" else {"num_kv_heads": 8}
+    config = family.tiny_config(
+        hidden_size=128, num_heads=8, vocab_size=320, moe_inner=64, router=RouterSpec(16, 4), **own
+    )
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, config, seed=9, family=family.FAMILY, quants=PACKED, tokenizer=True)
+    options = {"pre_tokenizer": "qwen2", "prefill_chunk": 16}
+    smallest = (4 + 2) * max(expert_window_bytes(prepare(path, Options(pre_tokenizer="qwen2")).catalog).values())
+    resident = _answer(path, settings=Settings(), **options)
+    streamed = _answer(path, settings=Settings(poison=True), expert_cache=smallest, **options)
+    assert streamed[:2] == resident[:2]
+    assert streamed[2]["experts"]["decode"]["misses"] > 0
+
+
 def test_a_file_without_a_pre_tokenizer_gets_the_one_of_qwen(streamed_file: Path) -> None:
     tokenizer = Tokenizer.from_files(open_model(streamed_file))
     assert tokenizer.pre_tokenizer == "qwen2"
