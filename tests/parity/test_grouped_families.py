@@ -33,6 +33,9 @@ TOLERANCE = 2e-4
 
 YARN = YarnSpec(factor=4.0, original_context=64)
 
+FAMILIES = {"qwen3moe": qwen3_moe, "qwen2moe": qwen2_moe, "olmoe": olmoe}
+SHARED = {"shared_inner": 64}
+
 LAYOUTS: dict[str, tuple[GroupedConfig, dict[str, Any]]] = {
     "as released": (tiny_config(), {}),
     "tied": (tiny_config(), {"tied": True}),
@@ -114,17 +117,19 @@ def test_the_tolerance_would_notice_a_wrong_rule(wrong: dict[str, Any], tmp_path
 @pytest.mark.parametrize(
     ("bits", "allowed"),
     [
-        # Activations rounded to 16 bits: what is left is float summation order.
+        # Activations rounded to 16 bits: what is left is attention's integers, 4e-4 of its results.
         (16, 1e-3),
         # Rounded to 8 bits: 4e-3 of each value, on logits of size 2, growing over layers and 60 tokens. The median,
         # because a router of random weights stands at near-ties everywhere and turns whole tokens.
         (8, 5e-2),
     ],
 )
-def test_the_native_kernels_agree_with_transformers(tmp_path: Path, bits: int, allowed: float) -> None:
-    config = tiny_config(moe_inner=64)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_native_kernels_agree_with_transformers(tmp_path: Path, name: str, bits: int, allowed: float) -> None:
+    family = FAMILIES[name]
+    config = family.tiny_config(moe_inner=64)
     path = tmp_path / "tiny.gguf"
-    write_tiny_gguf(path, config, seed=5, quants={"_exps": "Q8_0", "attn_q.": "Q5_0"})
+    write_tiny_gguf(path, config, seed=5, family=family.FAMILY, quants={"_exps": "Q8_0", "attn_q.": "Q5_0"})
     kernels = select("native", num_threads=2)
     _native.set_activation_bits(bits)
     try:
@@ -134,13 +139,11 @@ def test_the_native_kernels_agree_with_transformers(tmp_path: Path, bits: int, a
     finally:
         _native.set_activation_bits(16)
         kernels.close()
-    expected = _hf_logits(hf_model(config, decode_gguf(path)), ids)
+    expected = _hf_logits(hf_model(config, decode_gguf(path), family.FAMILY), ids)
     difference = (found - expected).abs()
     assert difference.median() < allowed, f"median {difference.median():.2e}, largest {difference.max():.2e}"
 
 
-FAMILIES = {"qwen3moe": qwen3_moe, "qwen2moe": qwen2_moe, "olmoe": olmoe}
-SHARED = {"shared_inner": 64}
 # Types with blocks of 32 in every role; what is left is float32.
 PACKED = {"_exps": "Q8_0", "attn_q.": "Q5_0", "attn_k.": "Q4_0", "attn_output": "Q8_0", "ffn_up_shexp": "Q8_0"}
 
