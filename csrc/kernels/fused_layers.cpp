@@ -34,7 +34,7 @@ float* room(std::vector<float>& values, int64_t count) {
   return values.data();
 }
 
-// Rows of cols values, values_stride floats apart, to rows from the first-th on of a cache whose rows are `stride` values apart.
+// Rows of `cols` values, values_stride floats apart, to the cached rows from the first-th on, which lie `stride` values apart.
 void store_rows(const float* values, int64_t values_stride, int64_t num_rows, int64_t cols, void* base, int64_t first,
                 int64_t stride, bool is_half) {
   for (int64_t t = 0; t < num_rows; ++t) {

@@ -174,7 +174,7 @@ def test_unfolding_matrices_may_lie_apart(native, reference) -> None:
 
 
 def test_key_rows_may_be_used_as_they_were_trained(native, reference) -> None:
-    """k_b transposed: (Q, N, L) in place of (Q, L, N). For one token, several, and more columns than are folded at once."""
+    """k_b transposed, (Q, N, L) for (Q, L, N): for one token, several, and more columns than are folded at once."""
     for heads, nope, rope, rank, value in ((4, 16, 8, 32, 16), (3, 5, 4, 300, 7), (2, 128, 64, 512, 16)):
         world = _World(70, heads, nope, rope, rank, value)
         values = torch.from_numpy(world.k_b.decode()).transpose(1, 2).contiguous()

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
-from expertide.formats import quants
 from expertide.kernels.fused import FusedLatentAttention, LatentAttentionSpec
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
