@@ -151,6 +151,8 @@ void bind_residency(nb::module_& m) {
             return std::make_tuple(hits, misses);
           },
           "layer"_a, "ids_address"_a, "n"_a)
+      .def("try_lease", &Residency::try_lease, "layer"_a, "expert"_a,
+           "Lease a miss that somebody else has taken on since; False when it is still absent.")
       .def("slot_of",
            [](const Residency& self, int layer, int expert) {
              if (layer < 0 || layer >= self.num_layers() || expert < 0 || expert >= self.num_experts()) {
