@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import typer
 
 from expertide import __version__
-from expertide.cli import estimate, machine_rates
+from expertide.cli import estimate
 from expertide.cli.flags import JsonFlag
-from expertide.cli.machine_rates import MachineRates
 from expertide.cli.output import JsonTarget, count, emit, table
 from expertide.errors import ExpertideError, StorageError
 from expertide.formats import open_model
-from expertide.memory import topology
+from expertide.memory import machine_rates, topology
+from expertide.memory.machine_rates import MachineRates
 from expertide.memory.topology import Topology
 from expertide.prepare import model_path
 from expertide.units import GIB, MIB, format_size
