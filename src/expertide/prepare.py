@@ -19,7 +19,7 @@ from expertide.errors import RequestError
 from expertide.formats import open_model
 from expertide.formats.tensors import ExpertCatalog, ModelFiles
 from expertide.kernels import tiles
-from expertide.memory import budget, placement, topology
+from expertide.memory import budget, machine_rates, placement, topology
 from expertide.memory.budget import RamBudget
 from expertide.memory.placement import ModelNeeds, Plan
 from expertide.memory.topology import Topology
@@ -48,6 +48,7 @@ class Prepared:
     Attributes:
         num_threads: compute threads.
         kv_dtype: "float16", or "float32" with the reference kernels.
+        prediction: predictive prefetch, "auto" resolved.
         warnings: sentences worth telling the user; none stops anything.
     """
 
@@ -63,6 +64,7 @@ class Prepared:
     settings: Settings
     num_threads: int
     kv_dtype: str
+    prediction: str
     warnings: tuple[str, ...]
 
 
@@ -111,7 +113,8 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         raise RequestError(f"--cache-policy {options.cache_policy}: this model has no routed experts to cache")
     if catalog is None and options.startup_fill != "auto":
         raise RequestError(f"--startup-fill {options.startup_fill}: this model has no routed experts to load")
-    if options.predictive_prefetch != "off" and (catalog is None or settings.serial_io):
+    can_predict = catalog is not None and not settings.serial_io
+    if options.predictive_prefetch not in ("auto", "off") and not can_predict:
         why = "this model has no routed experts" if catalog is None else "EXPERTIDE_SERIAL_IO=1 awaits each read"
         raise RequestError(f"--predictive-prefetch {options.predictive_prefetch}: has no effect, {why}")
     ram = budget.resolve(options.ram, machine)
@@ -138,6 +141,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         settings=settings,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
+        prediction=_prediction(options, machine) if can_predict else "off",
         warnings=(*files.warnings, *ram.warnings, *_warnings(machine, options)),
     )
 
@@ -155,6 +159,13 @@ def with_measured_interpreter(prepared: Prepared, interpreter_bytes: int) -> Pre
         return prepared
     needs = replace(prepared.needs, interpreter_bytes=interpreter_bytes)
     return replace(prepared, needs=needs, plan=_plan(needs, prepared.budget, prepared.options))
+
+
+def _prediction(options: Options, machine: Topology) -> str:
+    if options.predictive_prefetch != "auto":
+        return options.predictive_prefetch
+    rates = machine_rates.load()
+    return "off" if rates is None else rates.predictions.get(machine_rates.disk_key(machine.disk), "off")
 
 
 def _plan(needs: ModelNeeds, ram: RamBudget, options: Options) -> Plan:

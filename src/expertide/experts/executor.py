@@ -121,6 +121,10 @@ class MoEExecutor:
         """Have `fill` told which phase is computed."""
         self._fill = fill
 
+    def set_predictor(self, predictor: Predictor | None) -> None:
+        """From the next layer on, have `predictor` say what to read early in decode; None ends that."""
+        self._predictor = predictor
+
     def set_router_observer(self, observer: RouterObserver | None) -> None:
         """Have every (layer_id, topk_ids_TK) shown to `observer` before it is served; None ends that."""
         self._observer = observer
