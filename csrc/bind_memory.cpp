@@ -55,7 +55,7 @@ void bind_read_failed(nb::module_& m) {
 
 void bind_thread_pool(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool", "Persistent workers; the calling thread takes part.")
-      .def(nb::init<int>(), "num_threads"_a)
+      .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a = std::vector<int>{})
       .def_prop_ro("num_threads", &ThreadPool::num_threads)
       .def("close", &ThreadPool::close, Unlocked())
       .def(

@@ -62,7 +62,11 @@ class Runtime:
         if settings.kernels == "native":
             _choose_isa(settings.cpu_isa)
             _native.set_activation_bits(settings.activation_bits)
-        self._kernels = kernels.select(settings.kernels, num_threads=prepared.num_threads)
+        self._kernels = kernels.select(
+            settings.kernels,
+            num_threads=prepared.num_threads,
+            cpus=prepared.pin_cpus,
+        )
         self._close_later(self._kernels)
         files = prepared.files
         self.reader = Reader(files.files, files.file_sizes, serial=settings.serial_io)
@@ -144,6 +148,7 @@ class Runtime:
             "isa": _native.isa() if self._kernels.name == "native" else None,
             "activation_bits": prepared.settings.activation_bits if self._kernels.name == "native" else None,
             "threads": prepared.num_threads,
+            "pinned_cpus": list(prepared.pin_cpus),
             "context": prepared.plan.context,
             "prefill_chunk": prepared.plan.prefill_chunk,
             "kv_type": prepared.kv_dtype,

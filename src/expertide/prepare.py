@@ -49,6 +49,7 @@ class Prepared:
         num_threads: compute threads.
         kv_dtype: "float16", or "float32" with the reference kernels.
         prediction: predictive prefetch, "auto" resolved.
+        pin_cpus: a CPU of its own for each compute thread; none when threads are not bound.
         warnings: sentences worth telling the user; none stops anything.
     """
 
@@ -65,6 +66,7 @@ class Prepared:
     num_threads: int
     kv_dtype: str
     prediction: str
+    pin_cpus: tuple[int, ...]
     warnings: tuple[str, ...]
 
 
@@ -99,6 +101,8 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
     if settings.kernels == "reference" and settings.activation_bits != 16:
         raise RequestError("EXPERTIDE_ACTIVATION_BITS has no effect with EXPERTIDE_KERNELS=reference")
+    if settings.kernels == "reference" and settings.pin:
+        raise RequestError("EXPERTIDE_PIN=1 has no effect with EXPERTIDE_KERNELS=reference: it runs on torch's threads")
     path = model_path(model)
     if options.pre_tokenizer is not None:
         # Here, because only this option needs the tokenizers package before the plan is made.
@@ -119,6 +123,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         raise RequestError(f"--predictive-prefetch {options.predictive_prefetch}: has no effect, {why}")
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
+    pin_cpus = machine.pin_cpus(num_threads) if settings.pin else ()
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
     needs = needs_of(
         architecture,
@@ -141,8 +146,14 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         settings=settings,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
+        pin_cpus=pin_cpus,
         prediction=_prediction(options, machine) if can_predict else "off",
-        warnings=(*files.warnings, *ram.warnings, *_warnings(machine, options)),
+        warnings=(
+            *files.warnings,
+            *ram.warnings,
+            *_warnings(machine, options),
+            *_pin_warnings(settings, num_threads, pin_cpus),
+        ),
     )
 
 
@@ -238,6 +249,12 @@ def _num_merges(files: ModelFiles) -> int:
     """Merge rules of the vocabulary; 0 where the file has none (whether that is a fault is the tokenizer's to say)."""
     merges = files.metadata.get("tokenizer.ggml.merges", ())
     return len(merges) if isinstance(merges, Sequence) else 0
+
+
+def _pin_warnings(settings: Settings, num_threads: int, pin_cpus: tuple[int, ...]) -> list[str]:
+    if not settings.pin or pin_cpus or num_threads == 1:
+        return []
+    return ["EXPERTIDE_PIN=1: threads are not bound, since this process does not have each of its cores to itself"]
 
 
 def _warnings(machine: Topology, options: Options) -> list[str]:
