@@ -55,7 +55,7 @@ void bind_read_failed(nb::module_& m) {
 
 void bind_thread_pool(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool", "Persistent workers; the calling thread takes part.")
-      .def(nb::init<int>(), "num_threads"_a)
+      .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a = std::vector<int>{})
       .def_prop_ro("num_threads", &ThreadPool::num_threads)
       .def("close", &ThreadPool::close, Unlocked())
       .def(
@@ -151,6 +151,8 @@ void bind_residency(nb::module_& m) {
             return std::make_tuple(hits, misses);
           },
           "layer"_a, "ids_address"_a, "n"_a)
+      .def("try_lease", &Residency::try_lease, "layer"_a, "expert"_a,
+           "Lease a miss that somebody else has taken on since; False when it is still absent.")
       .def("slot_of",
            [](const Residency& self, int layer, int expert) {
              if (layer < 0 || layer >= self.num_layers() || expert < 0 || expert >= self.num_experts()) {

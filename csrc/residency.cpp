@@ -83,9 +83,7 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
       misses->push_back(expert);
       continue;
     }
-    ++leases_[slot];
-    count_use(slot);
-    if (phase_ == Phase::kDecode) transient_[slot] = 0;
+    lease(slot);
     hits->push_back(expert);
   }
   if (phase_ == Phase::kDecode) ++decode_steps_;
@@ -96,6 +94,18 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
   sums.hits += num_hits;
   sums.misses += num_misses;
   sums.needed_bytes += (num_hits + num_misses) * expert_nbytes_[layer];
+}
+
+bool Residency::try_lease(int layer, int expert) {
+  check_name(layer, expert);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int slot = slot_of(layer, expert);
+  if (slot < 0) return false;
+  lease(slot);
+  RequestCounters& sums = counters_[static_cast<int>(phase_)];
+  ++sums.hits;
+  --sums.misses;
+  return true;
 }
 
 int64_t Residency::wait_resident(int slot) {
@@ -188,6 +198,12 @@ void Residency::end_read(int slot) {
   }
   // Under the mutex: a waiter that has just looked at the state is either asleep already or will look again.
   changed_.notify_all();
+}
+
+void Residency::lease(int slot) {
+  ++leases_[slot];
+  count_use(slot);
+  if (phase_ == Phase::kDecode) transient_[slot] = 0;
 }
 
 void Residency::count_use(int slot) {

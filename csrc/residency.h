@@ -85,6 +85,10 @@ class Residency {
   // Throws std::out_of_range when an id or the layer is outside the table; nothing is leased then.
   void acquire(int layer, const int32_t* ids, int64_t n, std::vector<int32_t>* hits, std::vector<int32_t>* misses);
 
+  // Lease an expert that acquire has just reported missing, if somebody else has taken it on since (the start-up fill
+  // runs beside the step): the miss becomes a hit in the records. False: it is still absent, and nothing is leased.
+  bool try_lease(int layer, int expert);
+
   // Slot of an expert, -1 when absent. Stable while the caller holds a lease on that expert.
   int slot_of(int layer, int expert) const {
     return table_[index(layer, expert)].load(std::memory_order_acquire);
@@ -165,6 +169,7 @@ class Residency {
   void end_read(int slot);           // mutex held
   void become_absent(int slot);      // mutex held: takes the name out of the table
   void become_free(int slot);        // mutex held
+  void lease(int slot);              // mutex held: for a step that has asked for its expert
   void count_use(int slot);          // mutex held: somebody has asked for it
   void count_waste(int slot);        // mutex held: it goes; nobody may have asked for it
 

@@ -1,5 +1,10 @@
 #include "thread_pool.h"
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -18,12 +23,30 @@ inline void relax() {
 #endif
 }
 
+void stay_on(int cpu) {
+#if defined(__linux__)
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#else
+  (void)cpu;
+#endif
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cpus) : num_threads_(num_threads) {
   if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("a thread pool has 1 to 1024 threads");
+  if (!cpus.empty() && static_cast<int>(cpus.size()) < num_threads) {
+    throw std::invalid_argument("a bound thread pool needs a CPU per thread");
+  }
   try {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+    for (int i = 1; i < num_threads; ++i) {
+      const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(i)];
+      workers_.emplace_back([this, cpu] { work(cpu); });
+    }
   } catch (...) {
     close();  // the system has no more threads: do not leave the started ones behind
     throw;
@@ -84,7 +107,8 @@ void ThreadPool::take_ranges() {
   }
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(int cpu) {
+  stay_on(cpu);
   uint64_t seen = 0;
   for (;;) {
     for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) relax();

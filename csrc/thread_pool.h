@@ -18,7 +18,9 @@ namespace expertide {
 class ThreadPool {
  public:
   // num_threads counts the calling thread: 1 means that no worker is started.
-  explicit ThreadPool(int num_threads);
+  // cpus: worker i (from 1) stays on CPU cpus[i]; the caller goes where the system puts it, best on cpus[0], which is left
+  // free for it. Empty: nobody is bound. A CPU that is refused, or a system that cannot bind, leaves its worker free.
+  explicit ThreadPool(int num_threads, const std::vector<int>& cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -49,7 +51,7 @@ class ThreadPool {
   using Function = void (*)(void* context, int64_t begin, int64_t end);
 
   void run(int64_t n, int64_t grain, Function function, void* context);
-  void work();  // a worker's life
+  void work(int cpu);  // a worker's life, on this CPU unless it is -1
   void take_ranges();
 
   const int num_threads_;

@@ -81,7 +81,7 @@ class LLM:
         cache_policy: str = "auto",
         startup_fill: str = "auto",
         prefill_prefetch: bool = True,
-        predictive_prefetch: str = "off",
+        predictive_prefetch: str = "auto",
         pre_tokenizer: str | None = None,
         progress: Progress | None = None,
         settings: Settings | None = None,
@@ -273,6 +273,26 @@ class LLM:
     def wait_for_fill(self, timeout_s: float | None = None) -> bool:
         """Wait until the expert cache is as full as the start-up fill makes it; False when the time is over first."""
         return self._opened().wait_for_fill(timeout_s)
+
+    def set_predictive_prefetch(self, kind: str) -> None:
+        """Change the option of that name for the answers that follow: "off", "last", "average" or "router".
+
+        Raises:
+            RequestError: this model's routers cannot be asked ahead of time, or it has no routed experts.
+        """
+        runtime = self._acquire()
+        try:
+            runtime.set_prediction(kind)
+        finally:
+            self._release()
+
+    def forget_experts(self) -> None:
+        """Evict every routed expert: the next answer begins cold, as for measuring."""
+        runtime = self._acquire()
+        try:
+            runtime.forget_experts()
+        finally:
+            self._release()
 
     def memory(self) -> dict[str, Any]:
         """The "memory" object of the statistics, now."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,26 @@ class Runtime:
         if settings.kernels == "native":
             _choose_isa(settings.cpu_isa)
             _native.set_activation_bits(settings.activation_bits)
-        self._kernels = kernels.select(settings.kernels, num_threads=prepared.num_threads)
+        self._kernels = kernels.select(
+            settings.kernels,
+            num_threads=prepared.num_threads,
+            cpus=prepared.pin_cpus,
+        )
         self._close_later(self._kernels)
         files = prepared.files
         self.reader = Reader(files.files, files.file_sizes, serial=settings.serial_io)
-        weights, self._weights_arena = load_resident(prepared.architecture.resident_tensors(), self.reader, progress)
+        self._weights, self._weights_arena = load_resident(
+            prepared.architecture.resident_tensors(), self.reader, progress
+        )
         self._stack.callback(self._weights_arena.close)
         self.cache: ExpertCache | None = None
         self._policy_name: str | None = None
         self.fill: StartupFill | None = None
         self._fill_kind = "off"
-        self.executor = self._make_executor(weights)
+        self.executor = self._make_executor()
+        self._prediction = "off"
+        if prepared.prediction != "off":
+            self._start_prediction(prepared.prediction)
         # Closed before the memory that its threads write to.
         self._stack.callback(self.reader.close)
         tracer = None
@@ -80,7 +89,7 @@ class Runtime:
             tracer = Tracer(settings.dump)
             self._stack.callback(tracer.close)
         model = prepared.architecture.build(
-            weights, self._kernels, self.executor, context=prepared.plan.context, kv_dtype=prepared.kv_dtype
+            self._weights, self._kernels, self.executor, context=prepared.plan.context, kv_dtype=prepared.kv_dtype
         )
         self.engine = Engine(model, chunk=prepared.plan.prefill_chunk, context=prepared.plan.context, tracer=tracer)
         if self.executor is not None:
@@ -101,7 +110,7 @@ class Runtime:
         """Give everything back. The engine must not be used any more."""
         self._stack.close()
         # Tensors of the KV cache and views into the arenas go with the model.
-        del self.engine, self.executor, self.cache, self.fill
+        del self.engine, self.executor, self.cache, self.fill, self._weights
 
     def set_activity(self, activity: Activity) -> None:
         """Tell the fill what the engine does from now on."""
@@ -139,13 +148,14 @@ class Runtime:
             "isa": _native.isa() if self._kernels.name == "native" else None,
             "activation_bits": prepared.settings.activation_bits if self._kernels.name == "native" else None,
             "threads": prepared.num_threads,
+            "pinned_cpus": list(prepared.pin_cpus),
             "context": prepared.plan.context,
             "prefill_chunk": prepared.plan.prefill_chunk,
             "kv_type": prepared.kv_dtype,
             "cache_policy": self._policy_name,
             "startup_fill": self._fill_kind,
             "prefill_prefetch": prepared.options.prefill_prefetch,
-            "predictive_prefetch": prepared.options.predictive_prefetch,
+            "predictive_prefetch": self._prediction,
             "serial_io": prepared.settings.serial_io,
             "direct_io": not self.reader.notes,
         }
@@ -159,7 +169,15 @@ class Runtime:
         fill = self.fill.stats() if self.fill is not None else FillStats()
         return {**(self.expert_stats() - before).to_json(), "fill": fill.to_json()}
 
-    def _make_executor(self, weights: Mapping[str, QTensor]) -> MoEExecutor | None:
+    def _start_prediction(self, kind: str) -> None:
+        try:
+            self.set_prediction(kind)
+        except RequestError:
+            # Another model on the same disk may be one whose routers can be asked; only a wish must be refused.
+            if self.prepared.options.predictive_prefetch != "auto":
+                raise
+
+    def _make_executor(self) -> MoEExecutor | None:
         """The expert store; None for a model without routed experts."""
         prepared = self.prepared
         catalog = prepared.catalog
@@ -187,19 +205,30 @@ class Runtime:
             self.reader,
             self._kernels,
             reads_ahead=prepared.options.prefill_prefetch,
-            predictor=self._make_predictor(weights, residency),
         )
 
-    def _make_predictor(self, weights: Mapping[str, QTensor], residency: Residency) -> Predictor | None:
+    def set_prediction(self, kind: str) -> None:
+        """As `LLM.set_predictive_prefetch`."""
+        if self.executor is None or self.cache is None:
+            raise RequestError(f"--predictive-prefetch {kind}: has no effect, this model has no routed experts")
+        self.executor.set_predictor(self._make_predictor(kind, self.cache.residency))
+        self._prediction = kind
+
+    def forget_experts(self) -> None:
+        """As `LLM.forget_experts`."""
+        if self.cache is not None:
+            self.cache.settle()
+            self.cache.clear()
+
+    def _make_predictor(self, kind: str, residency: Residency) -> Predictor | None:
         prepared = self.prepared
-        kind = prepared.options.predictive_prefetch
         if kind != "router":
             return make_predictor(kind, residency)
         assert prepared.catalog is not None
         spec = getattr(prepared.architecture.config, "router", None)
         routers = {}
         for layer_id in prepared.catalog.layers:
-            matrix = weights.get(f"blk.{layer_id}.ffn_gate_inp.weight")
+            matrix = self._weights.get(f"blk.{layer_id}.ffn_gate_inp.weight")
             if not isinstance(spec, RouterSpec) or spec.has_bias or matrix is None:
                 raise RequestError("--predictive-prefetch router: this model's routers cannot be asked ahead of time")
             routers[layer_id] = matrix

@@ -15,7 +15,7 @@ from expertide.units import parse_size
 
 DEVICES = ("auto", "cpu", "cuda")
 FILLS = ("auto", "even", "off")
-PREDICTIONS = ("off", "last", "average", "router")
+PREDICTIONS = ("auto", "off", "last", "average", "router")
 CACHE_POLICIES = ("auto", "lfu", "lru", "random", "second-miss")
 # Below 16 tokens of context no prompt with a chat template fits; above 2^24 an int32 position times a head overflows.
 MAX_CONTEXT = 1 << 24
@@ -74,8 +74,9 @@ class Options:
         flags=("--prefill-prefetch/--no-prefill-prefetch",),
     )
     predictive_prefetch: str = option(
-        "off",
-        f"In decode, read what the next layer may ask for, an experiment: {', '.join(PREDICTIONS)}.",
+        "auto",
+        f"In decode, read what the next layer may ask for: {', '.join(PREDICTIONS)} (auto: what `doctor MODEL` found "
+        "to win on this machine, else off).",
         metavar="NAME",
     )
     pre_tokenizer: str | None = option(

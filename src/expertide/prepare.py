@@ -19,7 +19,7 @@ from expertide.errors import RequestError
 from expertide.formats import open_model
 from expertide.formats.tensors import ExpertCatalog, ModelFiles
 from expertide.kernels import tiles
-from expertide.memory import budget, placement, topology
+from expertide.memory import budget, machine_rates, placement, topology
 from expertide.memory.budget import RamBudget
 from expertide.memory.placement import ModelNeeds, Plan
 from expertide.memory.topology import Topology
@@ -48,6 +48,8 @@ class Prepared:
     Attributes:
         num_threads: compute threads.
         kv_dtype: "float16", or "float32" with the reference kernels.
+        prediction: predictive prefetch, "auto" resolved.
+        pin_cpus: a CPU of its own for each compute thread; none when threads are not bound.
         warnings: sentences worth telling the user; none stops anything.
     """
 
@@ -63,6 +65,8 @@ class Prepared:
     settings: Settings
     num_threads: int
     kv_dtype: str
+    prediction: str
+    pin_cpus: tuple[int, ...]
     warnings: tuple[str, ...]
 
 
@@ -97,6 +101,8 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         raise RequestError(f"EXPERTIDE_CPU_ISA={settings.cpu_isa} has no effect with EXPERTIDE_KERNELS=reference")
     if settings.kernels == "reference" and settings.activation_bits != 16:
         raise RequestError("EXPERTIDE_ACTIVATION_BITS has no effect with EXPERTIDE_KERNELS=reference")
+    if settings.kernels == "reference" and settings.pin:
+        raise RequestError("EXPERTIDE_PIN=1 has no effect with EXPERTIDE_KERNELS=reference: it runs on torch's threads")
     path = model_path(model)
     if options.pre_tokenizer is not None:
         # Here, because only this option needs the tokenizers package before the plan is made.
@@ -111,11 +117,13 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         raise RequestError(f"--cache-policy {options.cache_policy}: this model has no routed experts to cache")
     if catalog is None and options.startup_fill != "auto":
         raise RequestError(f"--startup-fill {options.startup_fill}: this model has no routed experts to load")
-    if options.predictive_prefetch != "off" and (catalog is None or settings.serial_io):
+    can_predict = catalog is not None and not settings.serial_io
+    if options.predictive_prefetch not in ("auto", "off") and not can_predict:
         why = "this model has no routed experts" if catalog is None else "EXPERTIDE_SERIAL_IO=1 awaits each read"
         raise RequestError(f"--predictive-prefetch {options.predictive_prefetch}: has no effect, {why}")
     ram = budget.resolve(options.ram, machine)
     num_threads = options.threads or machine.default_threads
+    pin_cpus = machine.pin_cpus(num_threads) if settings.pin else ()
     kv_dtype = "float32" if settings.kernels == "reference" else "float16"
     needs = needs_of(
         architecture,
@@ -138,7 +146,14 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         settings=settings,
         num_threads=num_threads,
         kv_dtype=kv_dtype,
-        warnings=(*files.warnings, *ram.warnings, *_warnings(machine, options)),
+        pin_cpus=pin_cpus,
+        prediction=_prediction(options, machine) if can_predict else "off",
+        warnings=(
+            *files.warnings,
+            *ram.warnings,
+            *_warnings(machine, options),
+            *_pin_warnings(settings, num_threads, pin_cpus),
+        ),
     )
 
 
@@ -155,6 +170,13 @@ def with_measured_interpreter(prepared: Prepared, interpreter_bytes: int) -> Pre
         return prepared
     needs = replace(prepared.needs, interpreter_bytes=interpreter_bytes)
     return replace(prepared, needs=needs, plan=_plan(needs, prepared.budget, prepared.options))
+
+
+def _prediction(options: Options, machine: Topology) -> str:
+    if options.predictive_prefetch != "auto":
+        return options.predictive_prefetch
+    rates = machine_rates.load()
+    return "off" if rates is None else rates.predictions.get(machine_rates.disk_key(machine.disk), "off")
 
 
 def _plan(needs: ModelNeeds, ram: RamBudget, options: Options) -> Plan:
@@ -226,6 +248,12 @@ def _num_merges(files: ModelFiles) -> int:
     """Merge rules of the vocabulary; 0 where the file has none (whether that is a fault is the tokenizer's to say)."""
     merges = files.metadata.get("tokenizer.ggml.merges", ())
     return len(merges) if isinstance(merges, Sequence) else 0
+
+
+def _pin_warnings(settings: Settings, num_threads: int, pin_cpus: tuple[int, ...]) -> list[str]:
+    if not settings.pin or pin_cpus or num_threads == 1:
+        return []
+    return ["EXPERTIDE_PIN=1: threads are not bound, since this process does not have each of its cores to itself"]
 
 
 def _warnings(machine: Topology, options: Options) -> list[str]:

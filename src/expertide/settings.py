@@ -5,6 +5,7 @@
     EXPERTIDE_ACTIVATION_BITS
                           "16" (default) or "8": rounding of activations before they meet packed weights. With 16 the
                           native kernels choose the reference's tokens; 8 is half of the arithmetic
+    EXPERTIDE_PIN         1: each compute thread but the first stays on a core of its own
     EXPERTIDE_SERIAL_IO   1: one read at a time, each awaited before anything is computed
     EXPERTIDE_POISON      1: fill an expert's slot with 0xFF when it is freed
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
@@ -32,6 +33,7 @@ class Settings:
     kernels: str = "native"
     cpu_isa: str = "auto"
     activation_bits: int = 16
+    pin: bool = False
     serial_io: bool = False
     poison: bool = False
     dump: Path | None = None
@@ -56,6 +58,7 @@ class Settings:
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
             cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "base")),
             activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("16", "8"))),
+            pin=_switch(env, "EXPERTIDE_PIN"),
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),
             poison=_switch(env, "EXPERTIDE_POISON"),
             dump=Path(dump) if dump else None,

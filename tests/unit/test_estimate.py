@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from expertide.cli import estimate, machine_rates
-from expertide.cli.machine_rates import MachineRates
+from expertide.cli import estimate
+from expertide.memory import machine_rates
+from expertide.memory.machine_rates import MachineRates
 
 RATES = MachineRates(
     memory_bytes_per_s=10e9,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,17 @@ def test_hyperthreads_of_one_core_count_once_and_affinity_counts(tmp_path: Path)
     assert all_of_it.cpu_model == "Test CPU" and "avx2" in all_of_it.cpu_flags
     part = probe(root=root, cpus=frozenset({0, 1, 2}))
     assert (part.num_cpus, part.num_physical_cores) == (3, 2)
+    assert all_of_it.core_cpus == (0, 2, 4, 6) and part.core_cpus == (0, 2)
+
+
+def test_threads_are_bound_to_cores_only_where_nobody_else_was_given_them(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"proc/cpuinfo": CPUINFO})
+    whole = probe(root=root, cpus=frozenset(range(8)))
+    assert whole.pin_cpus(4) == (0, 2, 4, 6) and whole.pin_cpus(3) == (0, 2, 4)
+    assert whole.pin_cpus(5) == (), "two would share a core for ever"
+    assert whole.pin_cpus(1) == (), "the caller is never bound"
+    assert probe(root=root, cpus=frozenset(range(6))).pin_cpus(2) == (), "a cpuset: others may be given the same CPUs"
+    assert replace(whole, cpu_quota=8.0).pin_cpus(4) == ()
 
 
 def test_cpus_without_core_numbers_are_cores(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import typer
 
 from expertide import __version__
-from expertide.cli import estimate, machine_rates
+from expertide.cli import estimate, prediction_trial
 from expertide.cli.flags import JsonFlag
-from expertide.cli.machine_rates import MachineRates
 from expertide.cli.output import JsonTarget, count, emit, table
 from expertide.errors import ExpertideError, StorageError
 from expertide.formats import open_model
-from expertide.memory import topology
+from expertide.memory import machine_rates, topology
+from expertide.memory.machine_rates import MachineRates
 from expertide.memory.topology import Topology
 from expertide.prepare import model_path
 from expertide.units import GIB, MIB, format_size
@@ -49,14 +49,17 @@ def command(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Measure the disk under this model; by default the temporary directory's."
+            metavar="MODEL",
+            help="Measure the disk under this model, and whether predictive prefetch pays with it; by default the disk "
+            "of the temporary directory.",
         ),
     ] = None,
     json: JsonFlag = None,
 ) -> None:
     """Measure this machine once, name its limits and how to lift them."""
     target = JsonTarget(json)
-    facts = examine(None if model is None else _largest_file(model_path(model)))
+    path = None if model is None else model_path(model)
+    facts = examine(None if path is None else _largest_file(path), path)
     if target:
         target.write(facts)
     if not target.is_stdout:
@@ -65,15 +68,21 @@ def command(
             emit(f"- {hint}\n")
 
 
-def examine(model: Path | None) -> dict[str, Any]:
-    """Everything as plain values; also saves the measured rates for `plan`."""
+def examine(file: Path | None, model: Path | None = None) -> dict[str, Any]:
+    """Everything as plain values; also saves the measured rates for `plan`.
+
+    Args:
+        file: whose disk is measured.
+        model: what predictive prefetch is measured with.
+    """
     # A file too small to measure is stood in for by a scratch file, perhaps on another disk.
-    place = model if model is not None and _is_large(model) else Path(tempfile.gettempdir())
+    place = file if file is not None and _is_large(file) else Path(tempfile.gettempdir())
     machine = topology.probe(place)
     memory_rate = measure_memory()
-    disk_rate, is_direct = measure_disk(model)
+    disk_rate, is_direct = measure_disk(file)
     compute = measure_compute(machine.default_threads)
     layer_s = measure_layer(compute) if compute else None
+    prediction = prediction_trial.measure(model) if model is not None and compute else None
     facts: dict[str, Any] = {
         "version": __version__,
         "python": platform.python_version(),
@@ -96,13 +105,15 @@ def examine(model: Path | None) -> dict[str, Any]:
         "filesystem": machine.disk.filesystem if machine.disk else None,
         "disk_bytes_per_s": disk_rate,
         "disk_reads_are_direct": is_direct,
+        "prediction": prediction,
         "gpus": gpus(),
     }
     facts["hints"] = hints(facts, machine)
     key, before = machine_rates.disk_key(machine.disk), machine_rates.load()
     # Rates of a cached read would promise what the disk cannot do.
     disks = {key: disk_rate} if disk_rate is not None and is_direct else {}
-    saved = machine_rates.save(MachineRates(memory_rate, compute, layer_s or _USUAL_LAYER_S, disks))
+    predictions = {key: str(prediction["kind"])} if prediction is not None else {}
+    saved = machine_rates.save(MachineRates(memory_rate, compute, layer_s or _USUAL_LAYER_S, disks, predictions))
     facts["saved_to"] = str(saved) if saved else None
     facts["replaced_disk_bytes_per_s"] = before.disks.get(key) if before is not None and disks else None
     facts["replaced"] = before is not None
@@ -333,6 +344,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("compute", _compute(facts)),
         ("disk", f"{facts['disk']} ({facts['filesystem']}): {speed}"),
+        ("prediction", _prediction(facts["prediction"])),
         ("limits", f"locked memory {format_size(locked) if locked is not None else 'unlimited'} (not needed)"),
     ]
     if not facts["gpus"]:
@@ -350,6 +362,17 @@ def _compute(facts: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate / 1e9:,.1f} billion {name} weights/s" for name, rate in by_type.items())
     layer = f"; {1e3 * facts['layer_s']:,.2f} ms a layer besides" if facts["layer_s"] else ""
     return f"{rates} with {count(int(threads), 'thread')}{layer}"
+
+
+def _prediction(trial: dict[str, Any] | None) -> str:
+    if trial is None:
+        return "not measured (give doctor a large MODEL)"
+    without, with_it = (", ".join(f"{rate:,.2f}" for rate in trial[name]) for name in ("without_tps", "with_tps"))
+    verdict = "on" if trial["kind"] != "off" else "off"
+    return (
+        f"{verdict}: {with_it} tokens/s with {trial['tried']}, {without} without; of {trial['loads']:,} guesses "
+        f"{trial['useful']:,} useful ({trial['late']:,} of them late), {trial['wasted']:,} wasted"
+    )
 
 
 def _replaced(facts: dict[str, Any]) -> str:

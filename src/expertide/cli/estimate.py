@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from expertide.cli.machine_rates import MachineRates
+from expertide.memory.machine_rates import MachineRates
 
 if TYPE_CHECKING:
     from expertide.prepare import Prepared

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from expertide.cli import estimate, machine_rates
+from expertide.cli import estimate
 from expertide.cli.flags import JsonFlag, ModelName, with_flags
 from expertide.cli.output import JsonTarget, emit, note, table
 from expertide.formats.tensors import ExpertCatalog
+from expertide.memory import machine_rates
 from expertide.options import Options
 from expertide.prepare import Prepared, prepare
 from expertide.units import format_size

@@ -53,10 +53,12 @@ def experts_line(stats: dict[str, Any]) -> str:
     )
     if not requests:
         return "experts: none in this model" if not memory["all_experts_bytes"] else "experts: none looked up"
+    predicted = phases["predicted"]
+    guesses = f", {predicted['useful']:,} of {predicted['loads']:,} guesses useful" if predicted["loads"] else ""
     share = memory["expert_cache_bytes"] / memory["all_experts_bytes"]
     return (
         f"experts: {requests:,} looked up (each once per layer and step), {100 * hits / requests:.1f} % found in RAM, "
-        f"{format_size(read_bytes)} read, {stall_s:.2f} s spent waiting for the disk; "
+        f"{format_size(read_bytes)} read, {stall_s:.2f} s spent waiting for the disk{guesses}; "
         f"RAM has room for {_percent(share)} of all experts"
     )
 

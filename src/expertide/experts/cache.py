@@ -1,6 +1,7 @@
 """The expert cache: which slot lies where in the arena, who is evicted, who is admitted.
 
-    reserve(layer, expert)   finds room (evicting if it must), names the slot `loading`, returns the reads to issue
+    reserve(layer, expert)   finds room (evicting if it must), names the slot `loading`, returns the reads to issue;
+                             none when the fill has taken the expert since it was found missing: then only leases it
     reserve_ahead            the same for an expert that the next layer will need; never costs that layer another one
     reserve_free             the same for the start-up fill: takes free room only, and leaves the ring free
     evict                    only resident slots without leases; their pages go back, filled with 0xFF when poisoning
@@ -42,7 +43,7 @@ RING_SLOTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A slot that is loading, leased once for the caller, and the reads that fill it."""
+    """A slot leased once for the caller, and the reads that fill it; no reads: somebody else has issued them."""
 
     slot: int
     layer_id: int
@@ -129,7 +130,10 @@ class ExpertCache:
         return int(self._slot_pages.sum()) * PAGE_BYTES
 
     def reserve(self, layer_id: int, expert: int, *, is_prefill: bool) -> Reservation | None:
-        """Make room for an absent expert and name its slot `loading`.
+        """Make room for an expert that was found missing and name its slot `loading`.
+
+        It may have come since: between the table's answer and this call the fill may have taken it. It is then leased
+        as it is, and the reservation has no reads.
 
         Args:
             is_prefill: the slot will be transient; in decode the policy's admission decides that.
@@ -140,6 +144,8 @@ class ExpertCache:
             loading, a reservation always succeeds in a cache of at least `placement.smallest_cache_bytes`.
         """
         with self.lock:
+            if self._residency.try_lease(layer_id, expert):
+                return Reservation(self._residency.slot_of(layer_id, expert), layer_id, expert, ())
             transient = is_prefill or not self._policy.admits(layer_id, expert, self._records)
             pages = self._pages_of(layer_id, expert)
             starts = self._make_room(pages, transient=transient, is_prefill=is_prefill)
@@ -148,7 +154,7 @@ class ExpertCache:
     def reserve_ahead(
         self, layer_id: int, expert: int, *, is_prefill: bool, origin: int = AHEAD, spared_layer: int = -1
     ) -> Reservation | None:
-        """`reserve` for an expert that is not asked for yet.
+        """`reserve` for an expert that is not asked for yet; it must be absent (look under the same hold of `lock`).
 
         The slot is transient, and experts of the same layer are no victims: they are needed just as soon. The lease is
         the caller's as usual; given back right after the reads are issued, the slot stays until someone evicts it.
@@ -163,7 +169,10 @@ class ExpertCache:
             return None if starts is None else self._name(layer_id, expert, pages, starts, True, origin)
 
     def reserve_free(self, layer_id: int, expert: int) -> Reservation | None:
-        """`reserve` without evicting anybody; None when what is left is the ring that prefill streams through."""
+        """`reserve` without evicting anybody; None when what is left is the ring that prefill streams through.
+
+        The expert must be absent, as for `reserve_ahead`.
+        """
         with self.lock:
             pages = self._pages_of(layer_id, expert)
             if self._arena.runs.num_free_pages - sum(pages) < self._fill_leaves_pages:

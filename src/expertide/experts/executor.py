@@ -121,6 +121,10 @@ class MoEExecutor:
         """Have `fill` told which phase is computed."""
         self._fill = fill
 
+    def set_predictor(self, predictor: Predictor | None) -> None:
+        """From the next layer on, have `predictor` say what to read early in decode; None ends that."""
+        self._predictor = predictor
+
     def set_router_observer(self, observer: RouterObserver | None) -> None:
         """Have every (layer_id, topk_ids_TK) shown to `observer` before it is served; None ends that."""
         self._observer = observer
@@ -201,11 +205,8 @@ class MoEExecutor:
                     # Hits hold what room there is: computing them frees it.
                     self._stall(step.finish((), last=False))
                 else:
-                    # Only loads that nobody waits for any more can be in the way.
-                    assert num_stuck == 2, (
-                        f"no room for expert {waiting[0]} of layer {layer_id}, and nothing to wait for"
-                    )
-                    self._cache.settle()
+                    # Only loads that nobody waits for can be in the way.
+                    self._settle_and_start(layer_id, waiting, reading, most)
         except ReadFailed as error:
             self._abandon(step, layer_id, reading)
             raise self._storage_error(error, layer_id) from error
@@ -229,7 +230,6 @@ class MoEExecutor:
         most = max(1, self._max_reads // self._num_parts[layer_id])
         portion = max(1, min(_MAX_PORTION, _PORTION_ASSIGNMENTS * self._num_experts // max(num_assignments, 1)))
         ahead = self._certain_reads(layer_id, step.num_waiting + len(misses))
-        num_stuck = 0
         try:
             self._cache.recover()
             while True:
@@ -239,14 +239,11 @@ class MoEExecutor:
                 if step.num_waiting:
                     self._stall(step.finish((), last=False, max_experts=portion))
                 elif reading:
-                    num_stuck = 0
                     some = [reading.popleft() for _ in range(min(portion, len(reading)))]
                     self._stall(step.finish(some, last=False))
                 elif waiting:
                     # Only loads that nobody waits for can be in the way: of the fill, of reading ahead.
-                    num_stuck += 1
-                    assert num_stuck == 1, f"no room for expert {waiting[0]} of layer {layer_id}, nothing to wait for"
-                    self._cache.settle()
+                    self._settle_and_start(layer_id, waiting, reading, most)
                 else:
                     break
             self._stall(step.finish((), last=True))
@@ -277,7 +274,11 @@ class MoEExecutor:
         num_submitted = self._reader.num_submitted
         try:
             while ahead:
-                reservation = self._cache.reserve_ahead(next_layer, ahead[0], is_prefill=True)
+                with self._cache.lock:
+                    if not self._cache.is_absent(next_layer, ahead[0]):  # the fill has taken it since
+                        ahead.popleft()
+                        continue
+                    reservation = self._cache.reserve_ahead(next_layer, ahead[0], is_prefill=True)
                 if reservation is None:
                     break
                 leased.append(ahead.popleft())
@@ -314,15 +315,21 @@ class MoEExecutor:
                     break
                 try:
                     self._reader.submit(self._residency, reservation.reads, background=True)
+                except BaseException:
+                    self._fail(reservation.reads)
+                    raise
                 finally:
                     self._residency.release(next_layer, expert)
             room -= len(reservation.reads)
 
     def _fail_unsubmitted(self, reads: Iterable[WindowRead], num_submitted: int) -> None:
-        # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
         if self._reader.num_submitted == num_submitted:
-            for slot, file_id, offset, _, need_nbytes, _ in reads:
-                self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
+            self._fail(reads)
+
+    def _fail(self, reads: Iterable[WindowRead]) -> None:
+        # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
+        for slot, file_id, offset, _, need_nbytes, _ in reads:
+            self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
 
     def _start_reads(self, layer_id: int, waiting: deque[int], reading: deque[int], most: int) -> None:
         """Move experts from `waiting` to `reading` while there is room, and submit all of their reads in one call."""
@@ -340,6 +347,13 @@ class MoEExecutor:
         except BaseException:
             self._fail_unsubmitted(reads, num_submitted)
             raise
+
+    def _settle_and_start(self, layer_id: int, waiting: deque[int], reading: deque[int], most: int) -> None:
+        # Under one lock: the fill could otherwise take the room that has just become free.
+        with self._cache.lock:
+            self._cache.settle()
+            self._start_reads(layer_id, waiting, reading, most)
+        assert reading, f"no room for expert {waiting[0]} of layer {layer_id}, and nothing to wait for"
 
     def _stall(self, waited_ns: int) -> None:
         self._stall_ns[self._phase] += waited_ns

@@ -1,4 +1,4 @@
-"""What the next layer may ask for, guessed while this one computes: an experiment, off unless asked for.
+"""What the next layer may ask for, guessed while this one computes: off unless asked for, or measured to win here.
 
     last      what the last token asked that layer for
     average   what it was asked for most often lately (the decayed counts that lfu uses)

@@ -5,6 +5,7 @@ Knows tensors, packed matrices and integers; no model, file or cache. Importing 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expertide.errors import RequestError
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from expertide.kernels.ops import Kernels
 
 
-def select(name: str, *, num_threads: int) -> Kernels:
+def select(name: str, *, num_threads: int, cpus: Sequence[int] = ()) -> Kernels:
     """The implementation called `name`: "native" or "reference".
 
     Args:
         num_threads: workers of the native kernels. The reference runs on torch's own threads.
+        cpus: which CPU each of them stays on; none: wherever the system puts it.
 
     Raises:
         RequestError: no implementation has this name.
@@ -29,5 +31,5 @@ def select(name: str, *, num_threads: int) -> Kernels:
     if name == "native":
         from expertide.kernels.cpu import CpuKernels
 
-        return CpuKernels(num_threads)
+        return CpuKernels(num_threads, cpus)
     raise RequestError(f"kernels {name!r} are not known; known: native, reference")

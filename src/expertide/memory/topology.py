@@ -78,6 +78,8 @@ class Topology:
         cpu_quota: CPUs' worth of time the control groups allow, or None.
         cpu_flags: as /proc/cpuinfo spells them ("avx2", "asimd").
         disk: under the model that was asked about.
+        core_cpus: one logical CPU of each of the physical cores, the lowest; none where the system does not tell.
+        is_shared_out: this process may not run on every CPU of the machine: somebody has divided it.
     """
 
     ram_total_bytes: int
@@ -90,6 +92,8 @@ class Topology:
     cpu_flags: frozenset[str]
     machine: str
     disk: Disk | None
+    core_cpus: tuple[int, ...] = ()
+    is_shared_out: bool = False
 
     @property
     def default_threads(self) -> int:
@@ -98,6 +102,16 @@ class Topology:
         if self.cpu_quota is None:
             return self.num_physical_cores
         return max(1, min(self.num_physical_cores, math.floor(self.cpu_quota)))
+
+    def pin_cpus(self, num_threads: int) -> tuple[int, ...]:
+        """A CPU of its own for each compute thread; none where binding them would do harm.
+
+        Harm: in a machine that is divided, or under a quota, others sit on the same CPUs and a bound thread cannot
+        step aside; with more threads than cores some would share one for ever.
+        """
+        if self.is_shared_out or self.cpu_quota is not None or not 1 < num_threads <= len(self.core_cpus):
+            return ()
+        return self.core_cpus[:num_threads]
 
 
 def probe(model: Path | None = None, *, root: Path = Path("/"), cpus: frozenset[int] | None = None) -> Topology:
@@ -114,12 +128,15 @@ def probe(model: Path | None = None, *, root: Path = Path("/"), cpus: frozenset[
     limits = [limit for limit in _memory_limits(root) if limit.limit_bytes < total]
     total = min([total, *(limit.limit_bytes for limit in limits)])
     available = min([available, *(limit.available_bytes for limit in limits)])
-    cores, cpu_model, flags = _cpu_info(root, cpus)
+    core_cpus, num_known, cpu_model, flags = _cpu_info(root, cpus)
+    cores = len(core_cpus) or len(cpus)
     return Topology(
         ram_total_bytes=total,
         ram_available_bytes=available,
         limit=min(limits, key=lambda limit: limit.available_bytes, default=None),
         num_physical_cores=cores,
+        core_cpus=core_cpus,
+        is_shared_out=num_known > len(cpus),
         num_cpus=len(cpus),
         cpu_quota=_cpu_quota(root),
         cpu_model=cpu_model,
@@ -261,9 +278,10 @@ def _affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _cpu_info(root: Path, cpus: frozenset[int]) -> tuple[int, str, frozenset[str]]:
-    """(physical cores behind `cpus`, model name, flags)."""
-    cores: set[tuple[str, str]] = set()
+def _cpu_info(root: Path, cpus: frozenset[int]) -> tuple[tuple[int, ...], int, str, frozenset[str]]:
+    """(a CPU of each physical core behind `cpus`, CPUs of the machine, model name, flags)."""
+    cores: dict[tuple[str, str], int] = {}
+    num_known = 0
     model, flags = "", frozenset[str]()
     for paragraph in (_read(root / "proc/cpuinfo") or "").split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.splitlines())
@@ -271,13 +289,14 @@ def _cpu_info(root: Path, cpus: frozenset[int]) -> tuple[int, str, frozenset[str
         number = fields.get("processor", "")
         if not number.isdecimal():
             continue
+        num_known += 1
         model = model or fields.get("model name", "")
         flags = flags or frozenset((fields.get("flags") or fields.get("Features") or "").split())
         if int(number) in cpus:
             # Machines that do not tell which CPUs share a core (ARM, many virtual ones): every CPU is a core.
             core = fields.get("core id", "")
-            cores.add((fields.get("physical id", ""), core) if core else (number, ""))
-    return len(cores) or len(cpus), model or platform.processor(), flags
+            cores.setdefault((fields.get("physical id", ""), core) if core else (number, ""), int(number))
+    return tuple(sorted(cores.values())), num_known, model or platform.processor(), flags
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ kernels is computed by the inherited reference, without these promises.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,11 @@ class CpuKernels(ReferenceKernels):
 
     name = "native"
 
-    def __init__(self, num_threads: int) -> None:
-        self.pool = _native.ThreadPool(num_threads)
+    def __init__(self, num_threads: int, cpus: Sequence[int] = ()) -> None:
+        """Args:
+        cpus: which CPU each thread stays on; none: wherever the system puts it.
+        """
+        self.pool = _native.ThreadPool(num_threads, cpus)
         self._native_types = frozenset(_native.quant_types())
 
     def linear(self, x_TI: Tensor, w: QTensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""What `expertide doctor` measured on this machine, kept in one small file, for `expertide plan`.
+"""What `expertide doctor` measured on this machine, kept in one small file: for `expertide plan`, and for options that
+are "auto".
 
     $XDG_CACHE_HOME/expertide/machine.json   (by default ~/.cache/expertide/machine.json)
 
     {"machines": {host: {"memory_bytes_per_s", "values_per_s": {threads: {quant type: rate}}, "layer_s",
-                         "disks": {device: bytes per second}}}}
+                         "disks": {device: bytes per second}, "predictions": {device: kind of predictive prefetch}}}}
 
 By host, for a home directory that several machines share; by disk, since models lie on fast ones and slow ones.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from expertide.memory.topology import Disk
+from expertide.options import PREDICTIONS
 from expertide.settings import user_cache
 
 
@@ -32,12 +34,14 @@ class MachineRates:
         values_per_s: threads -> quant type -> packed weights multiplied per second, for one token.
         layer_s: seconds that a layer takes at decode beside its multiplications.
         disks: device -> bytes per second of expert-sized reads.
+        predictions: device -> predictive prefetch that won with a model on it, "off" where none did.
     """
 
     memory_bytes_per_s: float
     values_per_s: Mapping[int, Mapping[str, float]]
     layer_s: float
     disks: Mapping[str, float] = field(default_factory=dict)
+    predictions: Mapping[str, str] = field(default_factory=dict)
 
 
 def path() -> Path:
@@ -61,6 +65,7 @@ def load() -> MachineRates | None:
             },
             layer_s=_rate(values["layer_s"]),
             disks={str(name): _rate(rate) for name, rate in values["disks"].items()},
+            predictions={str(name): _kind(kind) for name, kind in values.get("predictions", {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -81,6 +86,7 @@ def save(rates: MachineRates) -> Path | None:
         "values_per_s": {str(threads): dict(by_type) for threads, by_type in rates.values_per_s.items()},
         "layer_s": rates.layer_s,
         "disks": {**(before.disks if before is not None else {}), **rates.disks},
+        "predictions": {**(before.predictions if before is not None else {}), **rates.predictions},
     }
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +98,12 @@ def save(rates: MachineRates) -> Path | None:
 def _read() -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path().read_text(encoding="utf-8"))
     return content
+
+
+def _kind(value: object) -> str:
+    if value not in PREDICTIONS or value == "auto":
+        raise ValueError(f"{value!r} is no way to predict")
+    return str(value)
 
 
 def _rate(value: object) -> float:
