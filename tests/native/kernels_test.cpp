@@ -48,6 +48,7 @@ void rows_decode_to_the_same_bits(int type) {
       Floats want(cols), got(cols);
       set_isa("base");
       kernels_of(type).decode_row(row, cols, want.data());
+      add_to_digest(want);
       for (const std::string& isa : isas) {
         set_isa(isa);
         where() = isa + " decode, type " + std::to_string(type);
@@ -86,6 +87,7 @@ void activations_round_to_the_same_bits() {
     Floats want(count), got(count);
     set_isa("base");
     active_isa().silu_mul(gate.data(), up.data(), count, want.data());
+    add_to_digest(want);
     for (const std::string& isa : isas) {
       set_isa(isa);
       where() = isa + " silu_mul";
@@ -135,6 +137,7 @@ void products_are_right(ThreadPool& pool, int type, int64_t cols, int64_t most_r
   const int64_t stride = row_bytes(type, cols);
   Floats want(most_tokens * most_rows);
   linear(pool, {packed.data(), most_rows, cols, type}, x.data(), most_tokens, want.data());
+  add_to_digest(want);
   Floats decoded(cols);
   for (int64_t r = 0; r < most_rows; ++r) {
     kernels_of(type).decode_row(packed.data() + r * stride, cols, decoded.data());
@@ -172,6 +175,7 @@ void wild_products_have_the_same_bits(ThreadPool& pool, int type, int64_t cols) 
   for (const int64_t tokens : {1, 3, 7}) {
     set_isa("base");
     linear(pool, {packed.data(), 18, cols, type}, x.data(), tokens, want.data());
+    add_to_digest(want);
     for (const std::string& isa : isas) {
       set_isa(isa);
       where() = isa + " product of random bits, type " + std::to_string(type);
@@ -237,7 +241,7 @@ std::vector<int32_t> choose(Choice choice, int64_t tokens, int64_t k) {
 
 // Several callers, each with a layer of its own on one table and one pool; a loader completes the misses of each step a
 // little later, and takes the slots away afterwards.
-void layer_steps_agree(ThreadPool& pool, const Shape& s, const std::string& isa) {
+void layer_steps_agree(ThreadPool& pool, const Shape& s) {
   set_isa("base");
   constexpr int kCallers = 3;
   std::vector<Expert> experts;
@@ -254,12 +258,11 @@ void layer_steps_agree(ThreadPool& pool, const Shape& s, const std::string& isa)
       std::vector<int32_t> ids = choose(choice, tokens, k);
       Floats x = normal(tokens * s.hidden), weights = normal(tokens * k);
       Floats want = layer_by_hand(s, experts, x, ids, weights, tokens, k);
+      add_to_digest(want);
       steps.push_back({tokens, k, std::move(ids), std::move(x), std::move(weights), std::move(want)});
     }
   }
-  set_isa(isa);
-  where() = isa + " layer step, types " + std::to_string(s.gate) + ", " + std::to_string(s.down);
-  const auto residency = std::make_shared<Residency>(kCallers, kExperts, 3, kCallers * kExperts);
+  std::shared_ptr<Residency> residency;
   const auto call = [&](int layer) {
     MoeLayer moe(residency, layer, s.hidden, s.inner, {0, 0, s.gate}, {1, 0, s.up}, {2, 0, s.down});
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -290,10 +293,15 @@ void layer_steps_agree(ThreadPool& pool, const Shape& s, const std::string& isa)
       }
     }
   };
-  std::vector<std::thread> callers;
-  for (int layer = 0; layer < kCallers; ++layer) callers.emplace_back(call, layer);
-  for (std::thread& caller : callers) caller.join();
-  CHECK(residency->total_leases() == 0);
+  for (const std::string& isa : isas) {
+    set_isa(isa);
+    where() = isa + " layer step, types " + std::to_string(s.gate) + ", " + std::to_string(s.down);
+    residency = std::make_shared<Residency>(kCallers, kExperts, 3, kCallers * kExperts);
+    std::vector<std::thread> callers;
+    for (int layer = 0; layer < kCallers; ++layer) callers.emplace_back(call, layer);
+    for (std::thread& caller : callers) caller.join();
+    CHECK(residency->total_leases() == 0);
+  }
   set_isa("base");
 }
 
@@ -366,6 +374,7 @@ void attention_is_right(ThreadPool& pool, int64_t heads, int64_t rank, int64_t r
     set_isa("base");
     where() = "base attention, rank " + std::to_string(rank) + ", " + std::to_string(keys) + " keys";
     const Floats want = mean();
+    add_to_digest(want);
     for (int64_t row = 0; row < tokens * heads; row += is_short ? 7 : 1) {
       check_mean(rows, rank, rope_dim, qa.data() + row * rank, q_rope.data() + row * rope_dim, past + row / heads + 1, scale,
                  want.data() + row * rank);
@@ -398,6 +407,7 @@ void unfolded_attention_has_the_same_bits(ThreadPool& pool, int type) {
   };
   const Floats want(count);
   attend(want);
+  add_to_digest(want);
   for (const std::string& isa : isas) {
     set_isa(isa);
     where() = isa + " unfolded attention, type " + std::to_string(type);
@@ -441,7 +451,7 @@ void test_experts(ThreadPool& pool) {
   for (const Shape& shape : shapes) {
     if (is_short && shape.hidden * shape.inner > 256 * 64) continue;
     experts_have_the_same_bits(pool, shape);
-    for (const std::string& isa : isas) layer_steps_agree(pool, shape, isa);
+    layer_steps_agree(pool, shape);
   }
 }
 
@@ -456,22 +466,29 @@ void test_attention(ThreadPool& pool) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--short") == 0) {
+    const std::string word = argv[i];
+    if (word == "--short") {
       is_short = true;
-    } else if (std::strcmp(argv[i], "--threads") == 0) {
+    } else if (word == "--threads") {
       only_threads = true;
     } else {
-      isas.push_back(argv[i]);
+      isas.push_back(word);
     }
   }
   if (isas.empty()) isas = available_isas();
+  for (const std::string& isa : isas) set_isa(isa);  // refused here, if at all
   ThreadPool pool(3);
   if (!only_threads) test_products(pool);
   test_experts(pool);
   test_attention(pool);
   std::string names;
   for (const std::string& isa : isas) names += " " + isa;
-  std::printf("fine:%s\n", names.c_str());
+  // The digest is that of the baseline's results: the same on every processor.
+  std::printf("fine:%s, digest %016llx\n", names.c_str(), static_cast<unsigned long long>(digest()));
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

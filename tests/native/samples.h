@@ -57,10 +57,15 @@ inline std::mt19937& random_bits() {
   return bits;
 }
 
+// Nearly normal: the sum of four even ones. Exact, so that every processor and library draws the same numbers.
 inline Floats normal(int64_t count, float deviation = 1.0f) {
-  std::normal_distribution<float> distribution(0.0f, deviation);
   Floats values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = distribution(random_bits());
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t sum = 0;
+    for (int j = 0; j < 4; ++j) sum += static_cast<int32_t>(random_bits()() >> 12) - (1 << 19);
+    // The variance of one is 2^40 / 12.
+    values[i] = static_cast<float>(sum) * (0x1p-20f * 1.7320508f * deviation);
+  }
   return values;
 }
 
@@ -132,6 +137,20 @@ inline void check_same(const float* got, int64_t got_stride, const float* want, 
                    static_cast<long long>(r), static_cast<long long>(i), a, b);
       std::exit(1);
     }
+  }
+}
+
+// Adds values to a number that every processor must arrive at. NaNs are left out, as above.
+inline uint64_t& digest() {
+  static uint64_t sum = 1469598103934665603u;
+  return sum;
+}
+
+inline void add_to_digest(const Floats& values) {
+  for (int64_t i = 0; i < values.count; ++i) {
+    uint32_t bits = 0;
+    if (!std::isnan(values[i])) std::memcpy(&bits, &values[i], 4);
+    digest() = (digest() ^ bits) * 1099511628211u;
   }
 }
 
