@@ -66,4 +66,8 @@ class GgmlRows:
         y = np.zeros(1, dtype=np.float32)
         dot = _VEC_DOT(traits.vec_dot)
         arguments = (x.size, y.ctypes.data, 0, packed.ctypes.data, 0, activations.ctypes.data, 0, 1)
-        return lambda: dot(*arguments), y
+
+        def call(_alive: object = (packed, x, activations, y)) -> None:
+            dot(*arguments)
+
+        return call, y

@@ -17,7 +17,7 @@ namespace expertide {
 namespace {
 
 using Address = uint64_t;
-using HeadMatrix = std::tuple<Address, int, int64_t>;             // address, quant type, bytes from head to head
+using HeadMatrix = std::tuple<Address, int, int64_t, bool>;  // address, quant type, bytes from head to head, is_transposed
 using MatrixSpec = std::tuple<Address, int, int64_t, int64_t>;    // address, quant type, rows, cols
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // heads, nope, rope, value, rank
 using CachedRows = std::tuple<Address, Address, int64_t, int64_t, bool>;  // latent, rope, their strides, is_half
@@ -48,7 +48,10 @@ AttentionShape attention_shape(const Sizes& sizes) {
 }
 
 UnfoldingMatrices unfolding(const AttentionShape& s, const HeadMatrix& k_b, const HeadMatrix& v_b) {
-  return {{pointer<const uint8_t>(std::get<0>(k_b)), s.rank, s.nope_dim, std::get<1>(k_b)}, std::get<2>(k_b),
+  const bool by_key = std::get<3>(k_b);
+  const int64_t rows = by_key ? s.nope_dim : s.rank;
+  const int64_t cols = by_key ? s.rank : s.nope_dim;
+  return {{pointer<const uint8_t>(std::get<0>(k_b)), rows, cols, std::get<1>(k_b)}, std::get<2>(k_b), by_key,
           {pointer<const uint8_t>(std::get<0>(v_b)), s.value_dim, s.rank, std::get<1>(v_b)}, std::get<2>(v_b)};
 }
 
@@ -85,10 +88,10 @@ void bind_attention(nb::module_& m) {
       "scale"_a, "out"_a);
   m.def(
       "attention_workspace_bytes",
-      [](int64_t num_heads, int64_t rank, int64_t rope_dim, int64_t num_tokens, int num_threads) {
-        return attention_workspace_bytes({num_heads, 1, rope_dim, 1, rank}, num_tokens, num_threads);
+      [](int64_t num_heads, int64_t rank, int64_t nope_dim, int64_t rope_dim, int64_t num_tokens, int num_threads) {
+        return attention_workspace_bytes({num_heads, nope_dim, rope_dim, 1, rank}, num_tokens, num_threads);
       },
-      "num_heads"_a, "rank"_a, "rope_dim"_a, "num_tokens"_a, "num_threads"_a);
+      "num_heads"_a, "rank"_a, "nope_dim"_a, "rope_dim"_a, "num_tokens"_a, "num_threads"_a);
   m.def(
       "rms_norm",
       [](ThreadPool& pool, Address x, int64_t x_stride, Address weight, float eps, int64_t num_tokens, int64_t cols,

@@ -90,6 +90,15 @@ void bind_kernels(nb::module_& m) {
       "pool"_a, "data"_a, "type"_a, "num_heads"_a, "lead_stride"_a, "rows"_a, "cols"_a, "x"_a, "num_tokens"_a, "y"_a,
       nb::call_guard<nb::gil_scoped_release>());
   m.def(
+      "transposed_head_linear",
+      [](ThreadPool& pool, Address data, int type, int64_t num_heads, int64_t lead_stride, int64_t rows, int64_t cols,
+         Address x, int64_t num_tokens, Address y) {
+        transposed_head_linear(pool, matrix(data, type, rows, cols), num_heads, lead_stride, pointer<const float>(x),
+                               num_tokens, pointer<float>(y));
+      },
+      "pool"_a, "data"_a, "type"_a, "num_heads"_a, "lead_stride"_a, "rows"_a, "cols"_a, "x"_a, "num_tokens"_a, "y"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
       "decode_rows",
       [](ThreadPool& pool, Address data, int type, int64_t rows, int64_t cols, Address ids, int64_t num_ids, Address out) {
         decode_rows(pool, matrix(data, type, rows, cols), pointer<const int64_t>(ids), num_ids, pointer<float>(out));

@@ -50,24 +50,13 @@ from pathlib import Path
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 import expertide.loading
-from expertide import LLM
 from expertide.formats import open_model
-from expertide.models import registry
 begin = rss()
 from expertide.text.tokenizer import Tokenizer
 files = open_model(Path(sys.argv[1]))
 tokenizer = Tokenizer.from_files(files)
 shares = {"tokenizer": rss() - begin}
-architecture = type(registry.find(files))
-build = architecture.build
-def measured(*args, **kwargs):
-    begin = rss()
-    model = build(*args, **kwargs)
-    shares["decoded copies"] = rss() - begin
-    return model
-architecture.build = measured
-with LLM(sys.argv[1], ram=int(sys.argv[2])):
-    print(json.dumps(shares))
+print(json.dumps(shares))
 """
 
 
@@ -223,14 +212,12 @@ def measured_shares(run: dict, samples: list[Sample], probed: dict[str, int]) ->
     base = statistics.median(s.resident - s.arenas for s in samples if 0.2 * weights < s.arenas < 0.98 * weights)
     # A tenth of a percent: ends of pages that no tensor covers are never touched.
     loaded = [s for s in samples if s.arenas >= 0.999 * weights]
-    copies = probed["decoded copies"]
     return {
         "interpreter": base - probed["tokenizer"],
         "tokenizer": probed["tokenizer"],
         "weights": min(s.arenas for s in loaded),
-        "decoded copies": copies,
         "kv cache": kv,
-        "workspace": max(s.resident - s.arenas for s in loaded) - base - copies - kv,
+        "workspace": max(s.resident - s.arenas for s in loaded) - base - kv,
         "expert cache": max(s.arenas for s in loaded) - weights,
     }
 

@@ -295,7 +295,9 @@ void check_attention(const AttentionShape& shape, const UnfoldingMatrices& unfol
   }
   checked_row_bytes(unfold.k_b.type, unfold.k_b.cols);
   checked_row_bytes(unfold.v_b.type, unfold.v_b.cols);
-  if (unfold.k_b.rows != shape.rank || unfold.k_b.cols != shape.nope_dim || unfold.v_b.rows != shape.value_dim ||
+  const int64_t k_b_rows = unfold.k_b_is_transposed ? unfold.k_b.cols : unfold.k_b.rows;
+  const int64_t k_b_cols = unfold.k_b_is_transposed ? unfold.k_b.rows : unfold.k_b.cols;
+  if (k_b_rows != shape.rank || k_b_cols != shape.nope_dim || unfold.v_b.rows != shape.value_dim ||
       unfold.v_b.cols != shape.rank) {
     throw std::invalid_argument("latent attention needs k_b of [Q, L, N] and v_b of [Q, U, L]");
   }
@@ -319,7 +321,8 @@ void mla_attention(ThreadPool& pool, const AttentionShape& shape, const Unfoldin
   for (int64_t begin = 0; begin < num_tokens; begin += at_once) {
     const int64_t count = std::min(at_once, num_tokens - begin);
     float* absorbed = call_scratch().absorbed.get<float>(count * heads * shape.rank);
-    head_linear(pool, unfold.k_b, heads, unfold.k_b_stride, q_nope + begin * heads * shape.nope_dim, count, absorbed);
+    const auto product = unfold.k_b_is_transposed ? transposed_head_linear : head_linear;
+    product(pool, unfold.k_b, heads, unfold.k_b_stride, q_nope + begin * heads * shape.nope_dim, count, absorbed);
     latent_mean(pool, widths, heads, rows, absorbed, q_rope + begin * heads * shape.rope_dim, count,
                 first_position + begin, scale, absorbed);
     head_linear(pool, unfold.v_b, heads, unfold.v_b_stride, absorbed, count, out + begin * heads * shape.value_dim);
@@ -333,7 +336,8 @@ int64_t attention_workspace_bytes(const AttentionShape& shape, int64_t num_token
   const int64_t partial = round_up(w.latent_padded + 2, kPadding) * 4;
   const int64_t by_tile = std::max(kPartialBytes, 2 * num_threads * std::min(rows, kRowsByTile) * partial);
   const int64_t by_row = std::max(kRoundBytes, 2 * num_threads * tile_bytes(w));
-  const int64_t workers = num_threads * (tile_bytes(w) + tile_rows_bytes(w) + kRowGroup * partial);
+  const int64_t workers = num_threads * (tile_bytes(w) + tile_rows_bytes(w) + kRowGroup * partial +
+                                         transposed_scratch_bytes(shape.nope_dim));
   return rows * (shape.rank + 2) * 4 + queries + by_tile + by_row + workers;
 }
 

@@ -24,10 +24,12 @@ struct AttentionShape {
   int64_t rank;
 };
 
-// Per-head matrices: k_b (Q, L, N) and v_b (Q, U, L); the strides are bytes from one head to the next.
+// Per-head matrices: k_b (Q, L, N), or (Q, N, L) where the key rows lie as they were trained, and v_b (Q, U, L); the
+// strides are bytes from one head to the next.
 struct UnfoldingMatrices {
   Matrix k_b;
   int64_t k_b_stride;
+  bool k_b_is_transposed;
   Matrix v_b;
   int64_t v_b_stride;
 };

@@ -2,6 +2,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
 // GCC 12 sees its own placeholder operands of AVX-512 conversions as uninitialised.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -20,6 +21,7 @@
 #include "kernels/quantize.inc"
 #include "kernels/packed_types.inc"
 #include "kernels/gemv_avx2.inc"
+#include "kernels/gemv_avx512.inc"
 #include "kernels/gemm_avx512.inc"
 
 #include "kernels/isa_table.inc"

@@ -39,6 +39,21 @@ constexpr int kMaxRowsAtOnce = 16;
 // Room for 16 rows of int8 with their scales (at most 22.5 bytes a column) or for four rows of floats.
 static constexpr int64_t scratch_bytes(int64_t cols) { return 24 * cols + 1024; }
 
+// y[t][c] = Σ_r x[t][r] * row r [c], rows in their order, for `count` columns from `first_col` on.
+struct FoldArgs {
+  void (*decode_row)(const uint8_t* row, int64_t cols, float* out);
+  const uint8_t* rows;  // at the first column
+  int64_t row_bytes;
+  int64_t num_rows;
+  int64_t count;         // at most kFoldCols, whole blocks
+  const float* const* x;  // [num_tokens] pointers to float[num_rows]
+  int64_t num_tokens;
+  float* const* y;  // [num_tokens] pointers to the first column
+  float* scratch;   // float[num_rows * kFoldCols], at a multiple of 64 bytes
+};
+
+constexpr int64_t kFoldCols = 256;
+
 struct TypeKernels {
   void (*decode_row)(const uint8_t* row, int64_t cols, float* out);
   void (*dot)(const DotArgs& args);
@@ -52,6 +67,7 @@ struct IsaTable {
   TypeKernels types[kNumQuantIds];  // block_size 0: no such type
   // One row of activations to quantized_layout(block, cols).nbytes bytes; block is 32 or 256.
   void (*quantize)(const float* x, int64_t block, int64_t cols, uint8_t* out);
+  void (*fold)(const FoldArgs& args);
   // out[i] = silu(gate[i]) * up[i]; out may be gate.
   void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
 };

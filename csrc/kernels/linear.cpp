@@ -12,8 +12,9 @@
 namespace expertide {
 namespace {
 
-// Rows a task: enough tasks to even out two unequal cores, rows enough that the queue does not show.
-constexpr int64_t kMaxRowsPerTask = 64;
+// Rows a task: enough tasks to even out two unequal cores; rows enough that a task's first bytes, which nothing has asked for
+// ahead, do not show. docs/experiments.md
+constexpr int64_t kMaxRowsPerTask = 512;
 
 int64_t rows_per_task(int64_t rows, int num_threads) {
   const int64_t share = (rows + 4 * num_threads - 1) / (4 * num_threads);
@@ -77,6 +78,7 @@ void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t l
       const int64_t begin = task % tasks_per_head * grain;
       Matrix head = w;
       head.data += q * lead_stride;
+      prefetch_start(kernels, head, begin, std::min(grain, w.rows - begin));
       multiply_rows(kernels, head, begin, std::min(grain, w.rows - begin), x_rows + q * num_tokens, num_tokens,
                     y_rows + q * num_tokens);
     }
@@ -88,6 +90,43 @@ void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t l
     pool.parallel_for(num_tasks, 1, body);
   }
 }
+
+void transposed_head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t lead_stride, const float* x,
+                            int64_t num_tokens, float* y) {
+  const int64_t row_bytes = checked_row_bytes(w.type, w.cols);
+  if (num_tokens <= 0 || num_heads <= 0 || w.cols <= 0) return;
+  const IsaTable& isa = active_isa();
+  const TypeKernels& kernels = isa.types[w.type];
+  static_assert(kFoldCols % kSuperBlock == 0, "pieces of whole blocks");
+  const int64_t pieces = (w.cols + kFoldCols - 1) / kFoldCols;
+  auto body = [&](int64_t first_task, int64_t last_task) {
+    thread_local AlignedBytes memory;
+    thread_local std::vector<const float*> x_rows;
+    thread_local std::vector<float*> y_rows;
+    auto* scratch = reinterpret_cast<float*>(memory.at_least(static_cast<size_t>(transposed_scratch_bytes(w.rows))));
+    x_rows.resize(static_cast<size_t>(num_tokens));
+    y_rows.resize(static_cast<size_t>(num_tokens));
+    for (int64_t task = first_task; task < last_task; ++task) {
+      const int64_t q = task / pieces;
+      const int64_t first_col = task % pieces * kFoldCols;
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        x_rows[static_cast<size_t>(t)] = x + (t * num_heads + q) * w.rows;
+        y_rows[static_cast<size_t>(t)] = y + (t * num_heads + q) * w.cols + first_col;
+      }
+      const uint8_t* rows = w.data + q * lead_stride + first_col / kernels.block_size * kernels.block_bytes;
+      isa.fold({kernels.decode_row, rows, row_bytes, w.rows, std::min(kFoldCols, w.cols - first_col), x_rows.data(),
+                num_tokens, y_rows.data(), scratch});
+    }
+  };
+  const int64_t num_tasks = num_heads * pieces;
+  if (num_tokens * num_heads * w.rows * w.cols < kSmallWork) {
+    body(0, num_tasks);
+  } else {
+    pool.parallel_for(num_tasks, 1, body);
+  }
+}
+
+int64_t transposed_scratch_bytes(int64_t rows) { return rows * kFoldCols * static_cast<int64_t>(sizeof(float)); }
 
 void decode_rows(ThreadPool& pool, const Matrix& w, const int64_t* ids, int64_t num_ids, float* out) {
   const int64_t row_bytes = checked_row_bytes(w.type, w.cols);

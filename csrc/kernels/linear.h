@@ -20,6 +20,14 @@ void linear(ThreadPool& pool, const Matrix& w, const float* x, int64_t num_token
 void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t lead_stride, const float* x,
                  int64_t num_tokens, float* y);
 
+// y[t, q] = Σ_r x[t, q, r] * w_q[r], the product with the transpose: x is [num_tokens, num_heads, w.rows], y is
+// [num_tokens, num_heads, w.cols]. Rows are decoded to float32 and summed in their order.
+void transposed_head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t lead_stride, const float* x,
+                            int64_t num_tokens, float* y);
+
+// What a thread of the pool keeps for it.
+int64_t transposed_scratch_bytes(int64_t rows);
+
 // out[i] = row ids[i] of w, float32. Throws std::out_of_range for an id outside [0, w.rows); nothing is written then.
 void decode_rows(ThreadPool& pool, const Matrix& w, const int64_t* ids, int64_t num_ids, float* out);
 

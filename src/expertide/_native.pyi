@@ -125,6 +125,18 @@ def head_linear(
     num_tokens: int,
     y: int,
 ) -> None: ...
+def transposed_head_linear(
+    pool: ThreadPool,
+    data: int,
+    type: int,
+    num_heads: int,
+    lead_stride: int,
+    rows: int,
+    cols: int,
+    x: int,
+    num_tokens: int,
+    y: int,
+) -> None: ...
 def decode_rows(
     pool: ThreadPool, data: int, type: int, rows: int, cols: int, ids: int, num_ids: int, out: int
 ) -> None: ...
@@ -174,7 +186,7 @@ class MoeLayer:
 
 # --- csrc/bind_attention.cpp: attention, the small ops between products, halves of a layer ----------------------------
 
-_HeadMatrix = tuple[int, int, int]  # address, type, bytes from head to head
+_HeadMatrix = tuple[int, int, int, bool]  # address, type, bytes from head to head, is_transposed
 _Matrix = tuple[int, int, int, int]  # address, type, rows, cols
 _CachedRows = tuple[int, int, int, int, bool]  # latent, rope, their strides in values, is_half
 _Sizes = tuple[int, int, int, int, int]  # heads, nope, rope, value, rank
@@ -207,7 +219,9 @@ def latent_mean(
     scale: float,
     out: int,
 ) -> None: ...
-def attention_workspace_bytes(num_heads: int, rank: int, rope_dim: int, num_tokens: int, num_threads: int) -> int: ...
+def attention_workspace_bytes(
+    num_heads: int, rank: int, nope_dim: int, rope_dim: int, num_tokens: int, num_threads: int
+) -> int: ...
 def rms_norm(
     pool: ThreadPool, x: int, x_stride: int, weight: int, eps: float, num_tokens: int, cols: int, y: int
 ) -> None: ...

@@ -190,7 +190,6 @@ def needs_of(
         interpreter_bytes=_interpreter_bytes() + num_threads * THREAD_BYTES,
         tokenizer_bytes=tokenizer_bytes(config.vocab_size, num_merges),
         resident_bytes=resident,
-        decoded_bytes=architecture.decoded_copy_bytes(dtype_bytes),
         kv_bytes_per_token=architecture.kv_bytes_per_token(dtype_bytes),
         workspace_bytes=lambda chunk: architecture.workspace_bytes(chunk) - unused_bytes,
         max_context=config.context_length,

@@ -105,7 +105,6 @@ def test_draft_layers_and_a_second_generation_of_matrices_do_no_harm(tmp_path: P
     write_tiny_gguf(path, tiny_config(), seed=0, keys=keys, extra=extra)
     architecture = registry.find(open_model(path))
     assert architecture.config.num_layers == 3
-    assert architecture.decoded_copy_bytes(2) == 0
     assert not [info.name for info in architecture.resident_tensors() if "nextn" in info.name or "kv_b." in info.name]
 
 

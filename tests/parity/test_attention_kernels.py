@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,10 +173,25 @@ def test_unfolding_matrices_may_lie_apart(native, reference) -> None:
     _assert_close(world.attend(native, 10, 20), world.attend(reference, 10, 20))
 
 
+def test_key_rows_may_be_used_as_they_were_trained(native, reference) -> None:
+    """k_b transposed: (Q, N, L) in place of (Q, L, N). For one token, several, and more columns than are folded at once."""
+    for heads, nope, rope, rank, value in ((4, 16, 8, 32, 16), (3, 5, 4, 300, 7), (2, 128, 64, 512, 16)):
+        world = _World(70, heads, nope, rope, rank, value)
+        values = torch.from_numpy(world.k_b.decode()).transpose(1, 2).contiguous()
+        rows = QTensor.from_array(values.numpy().view(np.uint8), quants.by_name("F32"), tuple(values.shape))
+        k_b, world.k_b = world.k_b, replace(rows, is_transposed=True)
+        found = world.attend(native, 0, 70)
+        _assert_close(found, world.attend(reference, 0, 70))
+        # The token alone, and beside others: the same sums in the same order.
+        assert torch.equal(world.attend(native, 69, 70)[0], found[69])
+        world.k_b = k_b
+        _assert_close(found, world.attend(native, 0, 70))
+
+
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 512, 64), (128, 512, 64), (8, 64, 16), (4, 32, 8)])
 def test_the_plan_counts_enough_memory_for_native_attention(heads, rank, rope) -> None:
     for tokens, threads in itertools.product((1, 64, 512, 4096), (1, 2, 16, 32)):
-        needed = _native.attention_workspace_bytes(heads, rank, rope, tokens, threads)
+        needed = _native.attention_workspace_bytes(heads, rank, 128, rope, tokens, threads)
         # Threads bring their own share beside the plan's workspace: prepare.THREAD_BYTES, 1 MiB.
         assert needed <= tiles.attention_bytes(tokens, num_heads=heads, rank=rank, rope_dim=rope) + (threads << 20)
 

@@ -282,7 +282,7 @@ def test_int8_activations_cost_less_than_a_hundredth(pool, isa, quant) -> None:
     packed = samples.random_weights(quant, 100, cols)
     x = _activations(num_tokens, cols)
     truth = x.astype(np.float64) @ quant.decode(packed).astype(np.float64).T
-    with samples.isa(isa):
+    with samples.isa(isa), samples.activation_bits(8):
         y = samples.linear(pool, quant, packed, x)
     relative = np.linalg.norm(y - truth) / np.linalg.norm(truth)
     expected = 0.005 if quant.block_size == 32 else 0.0065

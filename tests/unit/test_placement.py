@@ -48,14 +48,6 @@ def test_the_expert_cache_takes_what_the_budget_leaves() -> None:
     assert small.kv_bytes == large.kv_bytes and small.workspace_bytes == large.workspace_bytes
 
 
-def test_decoded_copies_are_a_share_of_their_own() -> None:
-    with_copies = dataclasses.replace(V2_LITE, decoded_bytes=108 * MIB)
-    result = plan(with_copies, 4 * GIB)
-    check(result, with_copies)
-    assert result.shares["decoded copies"] == 108 * MIB
-    assert plan(V2_LITE, 4 * GIB).expert_cache_bytes - result.expert_cache_bytes == 108 * MIB
-
-
 def test_with_room_for_every_expert_the_cache_is_no_larger_than_they_are() -> None:
     result = plan(V2_LITE, 64 * GIB)
     assert result.expert_cache_bytes == V2_LITE.all_experts_bytes

@@ -90,7 +90,7 @@ class Kernels(Protocol):
 
         Args:
             latent_SL, k_rope_SC: float16 or float32; rows 0..S-1 with S >= first_position + T; row = position.
-            k_b: (Q, L, N); v_b: (Q, U, L).
+            k_b: (Q, L, N), or (Q, N, L) with is_transposed; v_b: (Q, U, L).
             first_position: position of token 0 of this call.
 
         Returns:

@@ -26,6 +26,7 @@ class QTensor:
         owner: anything that keeps the bytes alive; never looked into.
         lead_stride: bytes from one entry of the leading axis to the next; None when they follow each other. The rows
             of one matrix always follow each other.
+        is_transposed: the matrix meant is the transpose of each entry: a product takes `rows` values and gives `cols`.
     """
 
     address: int
@@ -33,6 +34,7 @@ class QTensor:
     shape: tuple[int, ...]
     owner: object
     lead_stride: int | None = None
+    is_transposed: bool = False
 
     @property
     def rows(self) -> int:

@@ -5,7 +5,6 @@ A plan divides the budget into named shares that sum to the predicted peak resid
     interpreter      Python, torch and the other libraries, before any model
     tokenizer        vocabulary, merges, chat template, and the metadata they come from
     weights          what every token needs, as packed in the file
-    decoded copies   of the few weights that are faster unpacked (joint key/value up-projections); mostly nothing
     kv cache         one row per token of context and layer
     workspace        activations and decoded tiles of one prefill chunk
     expert cache     all the rest, up to the size of all experts
@@ -48,7 +47,6 @@ class ModelNeeds:
         expert_window_bytes: MoE layer_id -> what one expert of it takes in the arena; empty for dense-only models.
         num_experts: routed experts of each MoE layer.
         num_experts_per_tok: K.
-        decoded_bytes: unpacked copies of some of the resident weights.
     """
 
     interpreter_bytes: int
@@ -61,7 +59,6 @@ class ModelNeeds:
     expert_window_bytes: Mapping[int, int]
     num_experts: int
     num_experts_per_tok: int
-    decoded_bytes: int = 0
 
     @property
     def smallest_cache_bytes(self) -> int:
@@ -83,7 +80,6 @@ class Plan:
     interpreter_bytes: int
     tokenizer_bytes: int
     resident_bytes: int
-    decoded_bytes: int
     kv_bytes: int
     workspace_bytes: int
     expert_cache_bytes: int
@@ -97,7 +93,6 @@ class Plan:
             "interpreter": self.interpreter_bytes,
             "tokenizer": self.tokenizer_bytes,
             "weights": self.resident_bytes,
-            "decoded copies": self.decoded_bytes,
             "kv cache": self.kv_bytes,
             "workspace": self.workspace_bytes,
             "expert cache": self.expert_cache_bytes,
@@ -189,7 +184,6 @@ def plan(
         interpreter_bytes=needs.interpreter_bytes,
         tokenizer_bytes=needs.tokenizer_bytes,
         resident_bytes=needs.resident_bytes,
-        decoded_bytes=needs.decoded_bytes,
         kv_bytes=context * needs.kv_bytes_per_token,
         workspace_bytes=needs.workspace_bytes(chunk),
         expert_cache_bytes=0,

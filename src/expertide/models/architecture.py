@@ -127,13 +127,6 @@ class Architecture(Protocol):
         """Bytes of cached state per token, all layers; dtype_bytes 2 (float16) or 4 (float32)."""
         ...
 
-    def decoded_copy_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of decoded copies of resident tensors that `build` makes; 0 for most files.
-
-        The plan names this share. `dtype_bytes` is that of the KV cache.
-        """
-        ...
-
     def workspace_bytes(self, chunk: int) -> int:
         """Upper bound of the temporary memory of one forward pass over `chunk` tokens, without experts' own scratch."""
         ...

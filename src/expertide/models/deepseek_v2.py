@@ -111,12 +111,6 @@ class DeepseekV2Architecture:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return self.config.num_layers * (self.config.kv_rank + self.config.rope_dim) * dtype_bytes
 
-    def decoded_copy_bytes(self, dtype_bytes: int) -> int:
-        if not self._tensors.has_joint_kv_b:
-            return 0
-        config = self.config
-        return config.num_layers * config.num_heads * config.kv_rank * config.nope_dim * dtype_bytes
-
     def workspace_bytes(self, chunk: int) -> int:
         config = self.config
         attention = tiles.attention_bytes(
@@ -179,7 +173,7 @@ class DeepseekV2Architecture:
         assert (executor is None) == (self.config.router is None)
         config = self.config
         parts = LayerWeights(self._tensors.resident, weights)
-        builder = _Builder(self._tensors, config, parts, kernels, executor, kv_dtype)
+        builder = _Builder(self._tensors, config, parts, kernels, executor)
         layers = [
             DecoderLayer(
                 attention_norm=parts.vector(f"blk.{layer_id}.attn_norm.weight"),
@@ -217,14 +211,12 @@ class _Builder:
         parts: LayerWeights,
         kernels: Kernels,
         executor: ExpertExecutor | None,
-        kv_dtype: str,
     ) -> None:
         self._tensors = tensors
         self._config = config
         self._parts = parts
         self._kernels = kernels
         self._executor = executor
-        self._kv_dtype = kv_dtype
 
     def attention(self, layer_id: int) -> LatentAttention:
         from expertide.models.deepseek_v2_config import LATENT_NORM_EPS
@@ -244,7 +236,7 @@ class _Builder:
             kv_rank=config.kv_rank,
         )
         if self._tensors.has_joint_kv_b:
-            k_b, v_b = split_joint_kv_b(self._parts.matrix(blk + "attn_kv_b.weight"), dims, dtype=self._kv_dtype)
+            k_b, v_b = split_joint_kv_b(self._parts.matrix(blk + "attn_kv_b.weight"), dims)
         else:
             k_b, v_b = self._parts.matrix(blk + "attn_k_b.weight"), self._parts.matrix(blk + "attn_v_b.weight")
         is_plain = config.query_rank is None

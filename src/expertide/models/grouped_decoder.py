@@ -68,9 +68,6 @@ class GroupedArchitecture:
         config = self.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
 
-    def decoded_copy_bytes(self, dtype_bytes: int) -> int:
-        return 0
-
     def workspace_bytes(self, chunk: int) -> int:
         config = self.config
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

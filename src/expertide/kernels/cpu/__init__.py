@@ -58,12 +58,13 @@ class CpuKernels(ReferenceKernels):
         if not self._has(w.quant):
             return super().head_linear(x_TQI, w)
         num_heads, rows, cols = w.shape
-        x_TQI = rows_of(x_TQI, cols)
+        x_TQI = rows_of(x_TQI, rows if w.is_transposed else cols)
         num_tokens = x_TQI.shape[0]
         assert x_TQI.shape[1] == num_heads
         lead_stride = rows * w.row_bytes if w.lead_stride is None else w.lead_stride
-        y_TQO = torch.empty(num_tokens, num_heads, rows, dtype=torch.float32)
-        _native.head_linear(
+        y_TQO = torch.empty(num_tokens, num_heads, cols if w.is_transposed else rows, dtype=torch.float32)
+        product = _native.transposed_head_linear if w.is_transposed else _native.head_linear
+        product(
             self.pool,
             w.address,
             w.quant.ggml_id,

@@ -36,10 +36,11 @@ def is_half(cache: Tensor) -> bool:
     return cache.dtype == torch.float16
 
 
-def head_matrix(w: QTensor) -> tuple[int, int, int]:
-    """A (Q, rows, cols) matrix for the native side: address, type, bytes from head to head."""
+def head_matrix(w: QTensor) -> tuple[int, int, int, bool]:
+    """A (Q, rows, cols) matrix for the native side: address, type, bytes from head to head, is_transposed."""
     _, rows, _ = w.shape
-    return (w.address, w.quant.ggml_id, rows * w.row_bytes if w.lead_stride is None else w.lead_stride)
+    lead_stride = rows * w.row_bytes if w.lead_stride is None else w.lead_stride
+    return (w.address, w.quant.ggml_id, lead_stride, w.is_transposed)
 
 
 def router_numbers(spec: RouterSpec) -> tuple[int, int, bool, int, int, bool, bool, float, float]:

@@ -31,7 +31,9 @@ def linear(x_TI: Tensor, w: QTensor) -> Tensor:
 
 
 def head_linear(x_TQI: Tensor, w: QTensor) -> Tensor:
-    """y_TQO[t, q] = w[q] · x[t, q]; as many heads per tile as fit."""
+    """y_TQO[t, q] = w[q] · x[t, q], or its transpose · x[t, q]; as many heads per tile as fit."""
+    if w.is_transposed:
+        return _transposed_head_linear(x_TQI, w)
     num_heads, num_rows, num_cols = w.shape
     assert x_TQI.shape[1:] == (num_heads, num_cols), (x_TQI.shape, w.shape)
     x_QTI = x_TQI.transpose(0, 1)
@@ -47,6 +49,16 @@ def head_linear(x_TQI: Tensor, w: QTensor) -> Tensor:
         values = w.quant.decode(np.ascontiguousarray(packed[begin:end])).reshape(end - begin, num_rows, num_cols)
         w_QOI = torch.from_numpy(values if values.flags.writeable else values.copy())
         y_TQO[:, begin:end] = torch.bmm(x_QTI[begin:end], w_QOI.transpose(1, 2)).transpose(0, 1)
+    return y_TQO
+
+
+def _transposed_head_linear(x_TQI: Tensor, w: QTensor) -> Tensor:
+    """One head at a time; a head's rows are few."""
+    num_heads, num_rows, num_cols = w.shape
+    assert x_TQI.shape[1:] == (num_heads, num_rows), (x_TQI.shape, w.shape)
+    y_TQO = x_TQI.new_empty((x_TQI.shape[0], num_heads, num_cols), dtype=torch.float32)
+    for head in range(num_heads):
+        y_TQO[:, head] = x_TQI[:, head] @ decode_rows(w.index(head), 0, num_rows)
     return y_TQO
 
 

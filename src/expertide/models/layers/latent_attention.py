@@ -159,26 +159,15 @@ class LatentAttentionHalf:
         self._ops.add_to(x_TH, step.cos_TP, step.sin_TP, rows, step.first_position)
 
 
-def split_joint_kv_b(kv_b: QTensor, dims: LatentAttentionDims, *, dtype: str) -> tuple[QTensor, QTensor]:
+def split_joint_kv_b(kv_b: QTensor, dims: LatentAttentionDims) -> tuple[QTensor, QTensor]:
     """k_b and v_b of a file that keeps both in one matrix (Q * (N + U), L), N key rows before U value rows per head.
 
-    The value rows are used in place, packed. The key rows would have to be combined (qa = Σ_n qn[n] * row n) where all
-    other products go along rows, so they are decoded once and kept transposed: Q * L * N values of `dtype`, the one
-    decoded copy in the program; `Architecture.decoded_copy_bytes` counts it.
+    Both are used in place, packed; k_b as the transpose of its rows (qa = Σ_n qn[n] * row n).
     """
     heads, nope, value, rank = dims.num_heads, dims.nope_dim, dims.value_dim, dims.kv_rank
-    head_rows = nope + value
-    assert kv_b.shape == (heads * head_rows, rank)
-    keys_QLN = np.empty((heads, rank, nope), dtype=np.dtype(dtype))
-    for head in range(heads):
-        keys_QLN[head] = kv_b.row_range(head * head_rows, head * head_rows + nope).decode().T
-    quant = quants.by_name({"float16": "F16", "float32": "F32"}[dtype])
-    k_b = QTensor(keys_QLN.ctypes.data, quant, (heads, rank, nope), keys_QLN)
-    v_b = QTensor(
-        kv_b.address + nope * kv_b.row_bytes,
-        kv_b.quant,
-        (heads, value, rank),
-        kv_b.owner,
-        lead_stride=head_rows * kv_b.row_bytes,
-    )
+    assert kv_b.shape == (heads * (nope + value), rank)
+    stride = (nope + value) * kv_b.row_bytes
+    v_b_address = kv_b.address + nope * kv_b.row_bytes
+    k_b = QTensor(kv_b.address, kv_b.quant, (heads, nope, rank), kv_b.owner, lead_stride=stride, is_transposed=True)
+    v_b = QTensor(v_b_address, kv_b.quant, (heads, value, rank), kv_b.owner, lead_stride=stride)
     return k_b, v_b
