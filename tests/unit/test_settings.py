@@ -19,12 +19,13 @@ def test_every_variable_is_read_and_described() -> None:
     env = {
         "EXPERTIDE_KERNELS": "reference",
         "EXPERTIDE_CPU_ISA": "base",
+        "EXPERTIDE_ACTIVATION_BITS": "8",
         "EXPERTIDE_SERIAL_IO": "1",
         "EXPERTIDE_POISON": "1",
         "EXPERTIDE_DUMP": "folder",
         "EXPERTIDE_TRACEBACK": "1",
     }
-    assert Settings.from_env(env) == Settings("reference", "base", True, True, Path("folder"), True)
+    assert Settings.from_env(env) == Settings("reference", "base", 8, True, True, Path("folder"), True)
     assert settings.__doc__ is not None and all(f"    {name} " in settings.__doc__ for name in env)
 
 
