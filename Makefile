@@ -3,6 +3,8 @@
 #   make demo          virtual environment, torch, the package; then the demo model on one prompt
 #   make test          the same plus the test tools; then every test
 #   make check         format, lint, types, floors, unit and fault tests
+#   make sanitize      the kernels alone, in every shape, under the compiler's race and memory detectors (some minutes)
+#   make test-neon     the kernels for 64-bit ARM, cross-compiled and run under qemu-aarch64: the bits of this machine's
 #   make check-large   a 10.4 GB model inside 4 GiB (needs the right to make a memory cgroup)
 #   make bench         prefill and decode rates of the demo model, as JSON
 #   make bench-cpu     the README's table: expertide and llama.cpp in turns on the large file (PEER_PYTHON names a Python
@@ -28,7 +30,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/kernels/*.*)
 SOURCES := src tests tools demo_model benchmarks
 
 .DELETE_ON_ERROR:
-.PHONY: demo test setup check format check-large bench bench-cpu wheel clean
+.PHONY: demo test setup check format sanitize test-neon check-large bench bench-cpu wheel clean
 
 # A quarter of what all 160 routed experts take (14.8 MiB); the rest is read from the file when the router asks for it.
 DEMO_CACHE := 3776KiB
@@ -51,6 +53,13 @@ check: $(VENV)/.test-tools
 format: $(VENV)/.test-tools
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+sanitize: $(VENV)/bin/python
+	$(BIN)/python -m tests.native_programs --detector address,undefined
+	$(BIN)/python -m tests.native_programs --detector thread
+
+test-neon: $(VENV)/bin/python
+	$(BIN)/python -m tests.native_programs --target aarch64
 
 check-large: $(VENV)/.test-tools
 	$(BIN)/python tools/check_large.py --model $(LARGE)

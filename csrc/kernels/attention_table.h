@@ -99,6 +99,8 @@ extern const AttentionTable kBaseAttention;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const AttentionTable kAvx2Attention;
 extern const AttentionTable kAvx512Attention;
+#elif defined(__aarch64__)
+extern const AttentionTable kNeonAttention;
 #endif
 
 }  // namespace expertide

@@ -291,6 +291,8 @@ const AttentionTable& active_attention() {
   for (const AttentionTable* table : {&kAvx512Attention, &kAvx2Attention}) {
     if (std::strcmp(active_isa().name, table->name) == 0) return *table;
   }
+#elif defined(__aarch64__)
+  if (std::strcmp(active_isa().name, kNeonAttention.name) == 0) return kNeonAttention;
 #endif
   return kBaseAttention;
 }

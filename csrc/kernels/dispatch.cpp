@@ -3,6 +3,11 @@
 #include <atomic>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace expertide {
 namespace {
 
@@ -17,6 +22,14 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+bool has_dot_products() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;  // how other systems tell is not written yet
+#endif
+}
 #endif
 
 // Best first; the last one runs everywhere.
@@ -30,6 +43,8 @@ const Choice kChoices[] = {
 #if defined(__x86_64__) || defined(_M_X64)
     {&kAvx512Table, has_avx512, "AVX-512 F, BW, DQ, VL or VNNI"},
     {&kAvx2Table, has_avx2, "AVX2, FMA or F16C"},
+#elif defined(__aarch64__)
+    {&kNeonTable, has_dot_products, "the dot-product instructions (asimddp)"},
 #endif
     {&kBaseTable, [] { return true; }, ""},
 };

@@ -11,7 +11,7 @@ namespace expertide {
 // The table in use. The first call picks the best one that this processor has.
 const IsaTable& active_isa();
 
-// "auto", "avx512", "avx2" or "base". Throws std::invalid_argument for an unknown name or one this processor lacks. Not to be called
+// "auto", "avx512", "avx2", "neon" or "base". Throws std::invalid_argument for an unknown name or one this processor lacks. Not to be called
 // while a kernel runs.
 void set_isa(const std::string& name);
 

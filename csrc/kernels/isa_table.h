@@ -76,6 +76,8 @@ extern const IsaTable kBaseTable;
 #if defined(__x86_64__) || defined(_M_X64)
 extern const IsaTable kAvx2Table;
 extern const IsaTable kAvx512Table;
+#elif defined(__aarch64__)
+extern const IsaTable kNeonTable;
 #endif
 
 }  // namespace expertide

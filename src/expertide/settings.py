@@ -1,7 +1,7 @@
 """Environment variables, all of them, for diagnosis only. Nobody needs one to run a model.
 
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
-    EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "base": instruction set of the native kernels
+    EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "neon", "base": instruction set of the native kernels
     EXPERTIDE_ACTIVATION_BITS
                           "16" (default) or "8": rounding of activations before they meet packed weights. With 16 the
                           native kernels choose the reference's tokens; 8 is half of the arithmetic
@@ -56,7 +56,7 @@ class Settings:
         dump = env.get("EXPERTIDE_DUMP", "")
         return cls(
             kernels=_choice(env, "EXPERTIDE_KERNELS", ("native", "reference")),
-            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "base")),
+            cpu_isa=_choice(env, "EXPERTIDE_CPU_ISA", ("auto", "avx512", "avx2", "neon", "base")),
             activation_bits=int(_choice(env, "EXPERTIDE_ACTIVATION_BITS", ("16", "8"))),
             pin=_switch(env, "EXPERTIDE_PIN"),
             serial_io=_switch(env, "EXPERTIDE_SERIAL_IO"),

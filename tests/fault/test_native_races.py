@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.native_programs import KERNEL_SOURCES, KERNELS_TEST, BuildError, native_toolchain
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("file_reader.cpp", "residency.cpp", "thread_pool.cpp")
@@ -31,41 +32,44 @@ def test_reader_table_and_pool_have_no_race_and_no_bad_access(detector: str, tmp
     assert done.returncode == 0 and done.stdout == "fine\n", done.stderr[:4000]
 
 
-# As in CMakeLists.txt: one set of flags per instruction set.
-ISA_FLAGS = {
-    "_avx2": ["-mavx2", "-mf16c", "-mfma"],
-    "_avx512": ["-mavx2", "-mf16c", "-mfma"] + [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")],
-}
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a detector's objects lie: both programs below are linked with the same kernels."""
+    folders: dict[str, Path] = {}
+
+    def folder(detector: str) -> Path:
+        if detector not in folders:
+            folders[detector] = tmp_path_factory.mktemp("objects")
+        return folders[detector]
+
+    return folder
+
+
+def _check_program(program: Path, detector: str, folder: Path, *arguments: str) -> None:
+    toolchain = native_toolchain(detector)
+    if toolchain is None:
+        pytest.skip("no C++ compiler")
+    try:
+        built = toolchain.build(program, KERNEL_SOURCES, folder)
+    except BuildError as error:
+        if "cannot find" in str(error) or "unsupported option" in str(error):
+            pytest.skip(f"this compiler has no {detector} detector")
+        raise
+    done = toolchain.run(built, *arguments, timeout=600)
+    if "unexpected memory mapping" in done.stderr or "ReserveShadowMemoryRange failed" in done.stderr:
+        pytest.skip(f"the {detector} detector does not run on this kernel")
+    assert done.returncode == 0 and done.stdout.startswith("fine"), done.stderr[:4000]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("detector", ["thread", "address,undefined"])
-def test_attention_has_no_race_and_no_bad_access(detector: str, tmp_path: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    common = [compiler, "-std=c++17", "-O1", "-g", "-ffp-contract=off", f"-fsanitize={detector}", f"-I{ROOT / 'csrc'}"]
-    sources = [ROOT / "tests/fault/attention_stress.cpp", ROOT / "csrc/thread_pool.cpp", ROOT / "csrc/residency.cpp"]
-    sources += sorted((ROOT / "csrc/kernels").glob("*.cpp"))
-    on_x86 = platform.machine() in ("x86_64", "AMD64")
-    for suffix in ("", *ISA_FLAGS):
-        group = [source for source in sources if _isa_suffix(source) == suffix]
-        flags = ISA_FLAGS[suffix] if suffix and on_x86 else []
-        built = subprocess.run(
-            [*common, *flags, "-c", *map(str, group)], cwd=tmp_path, capture_output=True, text=True, timeout=600
-        )
-        assert built.returncode == 0, built.stderr
-    program = tmp_path / "stress"
-    objects = [str(path) for path in tmp_path.glob("*.o")]
-    built = subprocess.run([*common, *objects, "-pthread", "-o", str(program)], capture_output=True, text=True)
-    if built.returncode and ("cannot find" in built.stderr or "unsupported option" in built.stderr):
-        pytest.skip(f"this compiler has no {detector} detector")
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=200)
-    if "unexpected memory mapping" in done.stderr or "ReserveShadowMemoryRange failed" in done.stderr:
-        pytest.skip(f"the {detector} detector does not run on this kernel")
-    assert done.returncode == 0 and done.stdout == "fine\n", done.stderr[:4000]
+def test_attention_has_no_race_and_no_bad_access(detector: str, folder_of: Callable[[str], Path]) -> None:
+    _check_program(ROOT / "tests/fault/attention_stress.cpp", detector, folder_of(detector))
 
 
-def _isa_suffix(source: Path) -> str:
-    return next((suffix for suffix in ISA_FLAGS if source.stem.endswith(suffix)), "")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("detector", ["thread", "address,undefined"])
+def test_kernels_have_no_race_and_no_bad_access(detector: str, folder_of: Callable[[str], Path]) -> None:
+    # All shapes: make sanitize.
+    arguments = ["--short", "--threads"] if detector == "thread" else ["--short"]
+    _check_program(KERNELS_TEST, detector, folder_of(detector), *arguments)

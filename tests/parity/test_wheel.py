@@ -24,9 +24,13 @@ ROOT = Path(__file__).parents[2]
 AVX2_FLAGS = {"-mavx2", "-mf16c", "-mfma"}
 AVX512_FLAGS = AVX2_FLAGS | {"-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"}
 
+NEON_FLAGS = {"-march=armv8.2-a+dotprod"}
+
 
 def flags_of(source: str) -> set[str]:
     """The machine flags that a source file may be compiled with."""
+    if not sysconfig.get_platform().endswith("x86_64"):
+        return NEON_FLAGS if source.endswith("_neon.cpp") else set()
     return AVX512_FLAGS if source.endswith("_avx512.cpp") else AVX2_FLAGS if source.endswith("_avx2.cpp") else set()
 
 
