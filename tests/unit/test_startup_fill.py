@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,3 +173,11 @@ def test_cancelled_background_reads_end_as_failures(file: ExpertFile, tmp_path: 
         world.cache.settle()
         assert world.cache.num_slots == ends.count(0)
         world.cache.check()
+
+
+def test_a_program_that_closes_nothing_ends_in_order() -> None:
+    """The fill's thread may be inside a native call when the interpreter ends."""
+    program = "from expertide import LLM\nllm = LLM('demo')\nprint('loaded')"
+    for _ in range(3):
+        done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "loaded\n", "")

@@ -15,9 +15,11 @@ A thread of its own does the bookkeeping, some 50 µs per expert; the reads are 
 
 from __future__ import annotations
 
+import atexit
 import errno
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -58,6 +60,17 @@ class FillStats:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+# Fills that nobody has closed. A thread that the interpreter ends in the middle of a native call takes the process with it,
+# so these are closed before that.
+_open: weakref.WeakSet[StartupFill] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for fill in list(_open):
+        fill.close()
+
+
 class StartupFill:
     """One fill of one cache. `close` before the reader is closed."""
 
@@ -79,6 +92,7 @@ class StartupFill:
 
     def start(self) -> None:
         self._set_limit()
+        _open.add(self)
         self._thread.start()
 
     def set_activity(self, activity: Activity) -> None:
@@ -109,6 +123,7 @@ class StartupFill:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        _open.discard(self)
         self._reader.cancel_background()
         if self._thread.ident is not None:
             self._thread.join()
