@@ -60,8 +60,8 @@ class FillStats:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-# Fills that nobody has closed. A thread that the interpreter ends in the middle of a native call takes the process with it,
-# so these are closed before that.
+# Fills that nobody has closed. A thread that the interpreter ends in the middle of a native call takes the process
+# with it, so these are closed before that.
 _open: weakref.WeakSet[StartupFill] = weakref.WeakSet()
 
 
