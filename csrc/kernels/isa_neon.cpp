@@ -14,6 +14,7 @@
 // Sixteen of thirty-two registers are accumulators then.
 #define EXPERTIDE_ROWS_AT_ONCE 2
 
+#include "kernels/vector_math.inc"
 #include "kernels/decode_rows.inc"
 #include "kernels/float_ops.inc"
 #include "kernels/quantize.inc"

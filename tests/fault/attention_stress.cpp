@@ -35,14 +35,14 @@ std::vector<float> normal(int64_t count) {
 
 void attend(ThreadPool& one, ThreadPool& many, int64_t heads, int64_t rank, int64_t rope_dim, int64_t past,
             int64_t tokens) {
-  const AttentionWidths widths = attention_widths(rank, rope_dim);
+  const AttentionWidths widths = latent_widths(rank, rope_dim);
   const int64_t keys = past + tokens, cols = rank + rope_dim;
   const std::vector<float> rows = normal(keys * cols);
   std::vector<uint16_t> halves(rows.size());
   store_halves(rows.data(), keys * cols, halves.data());
   const std::vector<float> qa = normal(tokens * heads * rank), q_rope = normal(tokens * heads * rope_dim);
   for (const bool is_half : {false, true}) {
-    LatentRows cache = {rows.data(), rows.data() + rank, cols, cols, is_half};
+    KeyValueRows cache = {rows.data(), rows.data() + rank, cols, cols, is_half};
     if (is_half) cache = {halves.data(), halves.data() + rank, cols, cols, is_half};
     std::vector<float> whole(qa.size()), pieces(qa.size());
     latent_mean(many, widths, heads, cache, qa.data(), q_rope.data(), tokens, past, 0.1f, whole.data());
@@ -63,7 +63,7 @@ void small_ops(ThreadPool& pool) {
   rms_norm(pool, x.data(), 33, weight.data(), 1e-6f, tokens, 33, y.data(), 33);
   const std::vector<float> cos = normal(tokens * 3), sin = normal(tokens * 3);
   std::vector<float> turned(static_cast<size_t>(tokens * 5 * 6));
-  rope(pool, x.data() + 3, 33, 6, cos.data(), sin.data(), tokens, 5, 3, turned.data());
+  rope(pool, x.data() + 3, 33, 6, cos.data(), sin.data(), tokens, 5, 3, RopePairs::kAdjacent, turned.data());
   const RouterSpec spec = {33, 4, true, 3, 2, true, true, 1e-20f, 2.5f};
   std::vector<int32_t> ids(static_cast<size_t>(tokens * 4));
   std::vector<float> weights(ids.size());

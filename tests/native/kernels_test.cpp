@@ -398,7 +398,7 @@ void check_mean(const Floats& rows, int64_t rank, int64_t rope_dim, const float*
 }
 
 void attention_is_right(ThreadPool& pool, int64_t heads, int64_t rank, int64_t rope_dim, int64_t past, int64_t tokens) {
-  const AttentionWidths widths = attention_widths(rank, rope_dim);
+  const AttentionWidths widths = latent_widths(rank, rope_dim);
   const int64_t keys = past + tokens, cols = rank + rope_dim;
   const Floats rows = normal(keys * cols), qa = normal(tokens * heads * rank), q_rope = normal(tokens * heads * rope_dim);
   const float scale = 1.0f / std::sqrt(static_cast<float>(cols));
@@ -408,7 +408,7 @@ void attention_is_right(ThreadPool& pool, int64_t heads, int64_t rank, int64_t r
     const auto mean = [&] {
       Floats out(tokens * heads * rank);
       const uint8_t* base = is_half ? halves.data() : reinterpret_cast<const uint8_t*>(rows.data());
-      const LatentRows cache = {base, base + rank * (is_half ? 2 : 4), cols, cols, is_half};
+      const KeyValueRows cache = {base, base + rank * (is_half ? 2 : 4), cols, cols, is_half};
       latent_mean(pool, widths, heads, cache, qa.data(), q_rope.data(), tokens, past, scale, out.data());
       return out;
     };
