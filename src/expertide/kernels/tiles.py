@@ -46,6 +46,13 @@ def gqa_attention_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, h
     return 4 * (scores + rows + keys)
 
 
+def native_latent_bytes(num_tokens: int, *, num_heads: int, rank: int, rope_dim: int) -> int:
+    """Memory that the native `mla_attention` takes and keeps; not arguments, result and what each thread has."""
+    rows = max(min(num_tokens * num_heads, NATIVE_QUERY_ROWS), num_heads) + 4
+    # Absorbed queries and running sums in float32; queries as int16 in padded rows, their scales.
+    return NATIVE_ROUND_BYTES + rows * (4 * (rank + 2) + 2 * (rank + rope_dim) + 256)
+
+
 def native_gqa_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
     """Memory that the native `gqa_attention` takes and keeps; not arguments, result and what each thread has."""
     rows = max(min(num_tokens * num_heads, NATIVE_QUERY_ROWS), num_heads) + 4 * num_kv_heads
@@ -53,8 +60,8 @@ def native_gqa_bytes(num_tokens: int, *, num_heads: int, num_kv_heads: int, head
 
 
 def native_rows_bytes(num_rows: int, cols: int) -> int:
-    """Activations as native products take them: two planes of int8 with scales and sums, 2.63 bytes a value at most."""
-    return num_rows * (3 * cols + 512)
+    """Activations as native products take them: two planes of int8 with scales and sums, 2.41 bytes a value at most."""
+    return num_rows * (5 * cols // 2 + 512)
 
 
 def native_moe_bytes(num_tokens: int, *, hidden: int, inner: int, k: int) -> int:

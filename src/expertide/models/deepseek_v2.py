@@ -112,6 +112,31 @@ class DeepseekV2Architecture:
         return self.config.num_layers * (self.config.kv_rank + self.config.rope_dim) * dtype_bytes
 
     def workspace_bytes(self, chunk: int) -> int:
+        # The plan takes the tiles off again where nothing is decoded.
+        return max(self._reference_bytes(chunk), self._native_bytes(chunk) + tiles.decoding_bytes())
+
+    def _native_bytes(self, chunk: int) -> int:
+        """On the native kernels both halves of a layer keep their scratch, so that it adds up."""
+        config = self.config
+        hidden, heads = config.hidden_size, config.num_heads
+        attention = tiles.native_latent_bytes(chunk, num_heads=heads, rank=config.kv_rank, rope_dim=config.rope_dim)
+        # Normed rows and the result; queries, both parts of them, what they attended to; the latent row and its parts.
+        row = 2 * hidden + (config.query_rank or 0) + 2 * heads * config.head_dim + heads * config.value_dim
+        row += 2 * (config.kv_rank + config.rope_dim)
+        widest = max(hidden, heads * config.value_dim, config.query_rank or 0)
+        attention += 4 * chunk * row + tiles.native_rows_bytes(chunk, widest)
+        experts = 0
+        if config.router is not None:
+            k = config.num_experts_per_tok
+            experts = tiles.native_moe_bytes(chunk, hidden=hidden, inner=config.moe_inner, k=k)
+        mlp = 0
+        if inner := max(config.dense_inner, config.moe_inner * config.num_shared_experts):
+            mlp = tiles.native_mlp_bytes(chunk, hidden=hidden, inner=inner)
+        streams = 4 * chunk * 3 * hidden  # residual, normed, the experts' sum
+        return attention + experts + mlp + streams + 4 * config.vocab_size * 2
+
+    def _reference_bytes(self, chunk: int) -> int:
+        """On the reference kernels memory is returned after each op, so that the hungriest one counts."""
         config = self.config
         attention = tiles.attention_bytes(
             chunk, num_heads=config.num_heads, rank=config.kv_rank, rope_dim=config.rope_dim
