@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "bind_types.h"
 #include "kernels/dispatch.h"
 #include "kernels/expert_mlp.h"
 #include "kernels/linear.h"
@@ -19,23 +20,7 @@ using namespace nb::literals;
 namespace expertide {
 namespace {
 
-using Address = uint64_t;
-using Part = std::tuple<int, int64_t, int>;            // part, offset, quant type
-using MatrixSpec = std::tuple<Address, int, int64_t, int64_t>;  // address, quant type, rows, cols
-
-template <class T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
-
-Matrix matrix(Address data, int type, int64_t rows, int64_t cols) {
-  if (rows < 0) throw std::invalid_argument("a matrix has no negative number of rows");
-  return {pointer<const uint8_t>(data), rows, cols, type};
-}
-
-Matrix matrix(const MatrixSpec& spec) {
-  return matrix(std::get<0>(spec), std::get<1>(spec), std::get<2>(spec), std::get<3>(spec));
-}
+using Part = std::tuple<int, int64_t, int>;  // part, offset, quant type
 
 PartSpec part_spec(const Part& part) { return {std::get<0>(part), std::get<1>(part), std::get<2>(part)}; }
 

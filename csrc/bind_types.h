@@ -1,7 +1,8 @@
-// How attention, routers and layers cross from Python: tuples of addresses and numbers, and what they become.
+// How matrices, attention, routers and layers cross from Python: tuples of addresses and numbers, and what they become.
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <tuple>
 
 #include "kernels/attention.h"
@@ -47,8 +48,13 @@ inline HeadRows head_rows(const HeadPlaces& rows) {
       rows);
 }
 
+inline Matrix matrix(Address data, int type, int64_t rows, int64_t cols) {
+  if (rows < 0) throw std::invalid_argument("a matrix has no negative number of rows");
+  return {pointer<const uint8_t>(data), rows, cols, type};
+}
+
 inline Matrix matrix(const MatrixSpec& spec) {
-  return {pointer<const uint8_t>(std::get<0>(spec)), std::get<2>(spec), std::get<3>(spec), std::get<1>(spec)};
+  return std::apply([](auto... parts) { return matrix(parts...); }, spec);
 }
 
 inline AttentionShape attention_shape(const Sizes& sizes) {

@@ -76,8 +76,6 @@ void compute_experts(ThreadPool& pool, const IsaTable& isa, const std::vector<Ex
   for_each_tile(pool, work, inner, 2 * n * inner * hidden, [&](const ExpertWork& expert, int64_t begin, int64_t count) {
     float* const* gate_rows = scratch.gate_rows.data() + expert.first;
     float* const* up_rows = scratch.up_rows.data() + expert.first;
-    prefetch_start(isa.types[expert.gate.type], expert.gate, begin, count);
-    prefetch_start(isa.types[expert.up.type], expert.up, begin, count);
     multiply_rows(isa.types[expert.gate.type], expert.gate, begin, count, scratch.x_gate.data() + expert.first,
               expert.count, gate_rows);
     multiply_rows(isa.types[expert.up.type], expert.up, begin, count, scratch.x_up.data() + expert.first, expert.count,
@@ -97,7 +95,6 @@ void compute_experts(ThreadPool& pool, const IsaTable& isa, const std::vector<Ex
   }
   for_each_tile(pool, work, hidden, n * inner * hidden, [&](const ExpertWork& expert, int64_t begin, int64_t count) {
     const TypeKernels& kernels = isa.types[expert.down.type];
-    prefetch_start(kernels, expert.down, begin, count);
     multiply_rows(kernels, expert.down, begin, count, inner_rows[static_cast<int>(kernels.activation)] + expert.first,
               expert.count, results + expert.first);
   });

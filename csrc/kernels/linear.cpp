@@ -78,7 +78,6 @@ void head_linear(ThreadPool& pool, const Matrix& w, int64_t num_heads, int64_t l
       const int64_t begin = task % tasks_per_head * grain;
       Matrix head = w;
       head.data += q * lead_stride;
-      prefetch_start(kernels, head, begin, std::min(grain, w.rows - begin));
       multiply_rows(kernels, head, begin, std::min(grain, w.rows - begin), x_rows + q * num_tokens, num_tokens,
                     y_rows + q * num_tokens);
     }

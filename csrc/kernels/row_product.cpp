@@ -8,9 +8,6 @@
 namespace expertide {
 namespace {
 
-// As far as the products themselves look ahead.
-constexpr int64_t kStartBytes = 4096;
-
 uint8_t* row_scratch(int64_t cols) {
   thread_local AlignedBytes scratch;
   return scratch.at_least(static_cast<size_t>(scratch_bytes(cols)));
@@ -51,12 +48,6 @@ void multiply_planes(const TypeKernels& kernels, DotArgs args, int64_t begin) {
 }
 
 }  // namespace
-
-void prefetch_start(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64_t count) {
-  const int64_t row_bytes = w.cols / kernels.block_size * kernels.block_bytes;
-  const int64_t nbytes = std::min(kStartBytes, count * row_bytes);
-  for (int64_t i = 0; i < nbytes; i += 64) __builtin_prefetch(w.data + begin * row_bytes + i, 0, 2);
-}
 
 void multiply_rows(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64_t count, const void* const* x,
                    int64_t num_tokens, float* const* y) {

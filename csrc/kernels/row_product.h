@@ -11,9 +11,6 @@ namespace expertide {
 // stay in a core's own cache. Larger tiles were not faster (docs/experiments.md).
 constexpr int64_t token_tile(Activation form) { return form == Activation::kFloat32 ? 64 : 128; }
 
-// Ask for the first bytes of these rows: products ask for what lies ahead of them, which their own beginning never was.
-void prefetch_start(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64_t count);
-
 // y[t][begin + r] = w[begin + r] · x[t] for r < count and t < num_tokens. x are pointers as ActivationRows::prepare gives
 // them. The value does not depend on count or num_tokens.
 void multiply_rows(const TypeKernels& kernels, const Matrix& w, int64_t begin, int64_t count, const void* const* x,

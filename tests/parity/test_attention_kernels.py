@@ -7,14 +7,14 @@ Against float32 that leaves about 3e-4 of the largest result; the tolerance is t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tests import native_samples as samples
 
+from comparisons import assert_within_share
 from expertide import _native
 from expertide.formats import quants
 from expertide.kernels import select, tiles
@@ -23,30 +23,6 @@ from expertide.kernels.router import RouterSpec
 
 ROUNDED = 1e-3
 TILE = 64
-
-
-@pytest.fixture(scope="module")
-def native():
-    kernels = select("native", num_threads=2)
-    yield kernels
-    kernels.close()
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return select("reference", num_threads=1)
-
-
-@contextmanager
-def _isa(name: str) -> Iterator[None]:
-    try:
-        _native.set_isa(name)
-    except (ValueError, RuntimeError) as error:
-        pytest.skip(f"{error}")
-    try:
-        yield
-    finally:
-        _native.set_isa("auto")
 
 
 def _packed(values: torch.Tensor) -> QTensor:
@@ -88,12 +64,7 @@ class _World:
 
 
 def _assert_close(found: torch.Tensor, expected: torch.Tensor, relative: float = ROUNDED) -> None:
-    assert found.shape == expected.shape
-    difference = (found - expected).abs()
-    worst = int(difference.argmax())
-    assert difference.max() <= relative * expected.abs().max(), (
-        f"worst at {np.unravel_index(worst, found.shape)}: {found.flatten()[worst]} against {expected.flatten()[worst]}"
-    )
+    assert_within_share(found, expected, relative)
 
 
 # Ranks below, at and beside the paddings of 32 and the blocks of 128; heads that do and do not fill groups of four.
@@ -142,14 +113,14 @@ def test_attention_has_the_same_bits_for_any_chunks_and_threads(native, shape) -
         assert torch.equal(torch.cat(parts), whole), f"chunks of {chunk}, {threads} threads"
 
 
-@pytest.mark.parametrize("isa", ["base", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", samples.available_isas())
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_attention_has_the_same_bits_for_any_instruction_set(native, isa, dtype) -> None:
     for shape, (past, tokens) in itertools.product(SHAPES, SPANS):
         world = _World(past + tokens, *shape, dtype=dtype)
         world.latent[0, 0] = 1e-7  # subnormal as a half
         expected = world.attend(native, past, past + tokens)
-        with _isa(isa):
+        with samples.isa(isa):
             assert torch.equal(world.attend(native, past, past + tokens), expected), (shape, past, tokens)
 
 
@@ -160,7 +131,7 @@ def test_a_key_that_is_not_finite_shows_in_every_query_that_sees_it_and_in_no_ot
         world = _World(140, 4, 16, 8, 32, 16)
         clean = world.attend(native, 0, 140)
         world.latent[place, 3] = bad
-        with _isa(isa):
+        with samples.isa(isa):
             found = world.attend(native, 0, 140)
         assert torch.equal(found[:place], clean[:place])
         assert found[place:].isnan().all()
@@ -193,6 +164,8 @@ def test_the_plan_counts_enough_memory_for_native_attention(heads, rank, rope) -
     for tokens, threads in itertools.product((1, 64, 512, 4096), (1, 2, 16, 32)):
         needed = _native.attention_workspace_bytes(heads, rank, 128, rope, tokens, threads)
         # Threads bring their own share beside the plan's workspace: prepare.THREAD_BYTES, 1 MiB.
+        counted = tiles.native_latent_bytes(tokens, num_heads=heads, rank=rank, rope_dim=rope)
+        assert needed <= counted + (threads << 20)
         assert needed <= tiles.attention_bytes(tokens, num_heads=heads, rank=rank, rope_dim=rope) + (threads << 20)
 
 

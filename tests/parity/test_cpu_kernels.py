@@ -9,21 +9,8 @@ from tests import native_samples as samples
 
 from expertide.formats import quants
 from expertide.formats.quants.base import QuantType
-from expertide.kernels import select
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
-
-
-@pytest.fixture(scope="module")
-def native():
-    kernels = select("native", num_threads=2)
-    yield kernels
-    kernels.close()
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return select("reference", num_threads=2)
 
 
 def _weights(name: str, *shape: int) -> QTensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import memory_model
+from comparisons import assert_logits_within, chunked_logits, hf_logits
 from expertide.formats import open_model
 from expertide.kernels import select
 from expertide.kernels.rope import RopeSpec, YarnSpec
@@ -91,13 +92,13 @@ def test_logits_equal_transformers(layout: str, tmp_path: Path) -> None:
     _, model = memory_model.load(path, select("reference", num_threads=1), kv_dtype="float32")
     reference = hf_model(config, decode_gguf(path))
     ids = torch.randint(0, config.vocab_size, (130,), generator=torch.Generator().manual_seed(1))
-    expected = _hf_logits(reference, ids)
+    expected = hf_logits(reference, ids)
 
-    whole = _logits(model, ids, chunk=130)
+    whole = chunked_logits(model, ids, chunk=130)
     _assert_close(whole, expected)
     # In pieces: positions, masks and cache rows of later chunks, and single tokens.
-    _assert_close(_logits(model, ids, chunk=37), expected)
-    _assert_close(_logits(model, ids[:24], chunk=1), expected[:24])
+    _assert_close(chunked_logits(model, ids, chunk=37), expected)
+    _assert_close(chunked_logits(model, ids[:24], chunk=1), expected[:24])
     assert expected.std() > 0.2, "logits too flat for the tolerance to mean anything"
 
 
@@ -125,8 +126,8 @@ def test_the_tolerance_would_notice_a_wrong_attention_scale(tmp_path: Path) -> N
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, config, seed=3)
     ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
-    right = _hf_logits(hf_model(config, decode_gguf(path)), ids)
-    wrong = _hf_logits(hf_model(replace(config, attention_scale=config.attention_scale * 1.02), decode_gguf(path)), ids)
+    right = hf_logits(hf_model(config, decode_gguf(path)), ids)
+    wrong = hf_logits(hf_model(replace(config, attention_scale=config.attention_scale * 1.02), decode_gguf(path)), ids)
     assert (right - wrong).abs().max() > 10 * TOLERANCE
 
 
@@ -137,7 +138,8 @@ def test_a_float16_cache_stays_near_the_float32_one(tmp_path: Path) -> None:
     ids = torch.randint(0, config.vocab_size, (100,), generator=torch.Generator().manual_seed(1))
     kernels = select("reference", num_threads=1)
     exact, half = (
-        _logits(memory_model.load(path, kernels, kv_dtype=dtype)[1], ids, chunk=100) for dtype in ("float32", "float16")
+        chunked_logits(memory_model.load(path, kernels, kv_dtype=dtype)[1], ids, chunk=100)
+        for dtype in ("float32", "float16")
     )
     # float16 keeps 11 bits: relative 5e-4 on every cached value, on logits of size 1.5; the mean, because a router at a
     # near-tie may turn one token's expert.
@@ -151,23 +153,5 @@ def _as_read(config: DeepseekV2Config, found: DeepseekV2Config) -> DeepseekV2Con
     return replace(config, router=replace(config.router, group_score=found.router.group_score))
 
 
-def _logits(model: Any, ids: torch.Tensor, *, chunk: int) -> torch.Tensor:
-    cache = model.new_cache(len(ids))
-    pieces = [model.logits(model.forward(piece, cache, "prefill")) for piece in ids.split(chunk)]
-    assert cache.length == len(ids)
-    return torch.cat(pieces)
-
-
-def _hf_logits(reference: Any, ids: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return reference(ids[None]).logits[0]
-
-
 def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    gap = (found - expected).abs()
-    if gap.max() > TOLERANCE:
-        token, entry = divmod(int(gap.argmax()), expected.shape[1])
-        raise AssertionError(
-            f"token {token}, logit {entry}: {found[token, entry]:.6f}, expected {expected[token, entry]:.6f}; "
-            f"difference {gap.max():.2e} > {TOLERANCE:.0e}"
-        )
+    assert_logits_within(found, expected, TOLERANCE)

@@ -27,13 +27,6 @@ TURNED_TOKENS = 0.25
 NUM_TOKENS = 140  # three key tiles
 
 
-@pytest.fixture(scope="module")
-def native():
-    kernels = select("native", num_threads=2)
-    yield kernels
-    kernels.close()
-
-
 def _logits(model: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
     cache = model.new_cache(len(ids))
     parts = [model.forward(ids[i : i + chunk], cache, "prefill") for i in range(0, len(ids), chunk)]

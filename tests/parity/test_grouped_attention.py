@@ -8,13 +8,12 @@ that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
+from tests import native_samples as samples
 
+from comparisons import assert_within_share
 from expertide import _native
 from expertide.kernels import select, tiles
 
@@ -25,31 +24,6 @@ ROUNDED = 8e-4
 SHAPES = [(1, 1, 2), (6, 2, 10), (3, 3, 96), (8, 2, 64), (4, 1, 128), (14, 2, 128), (5, 5, 256), (4, 2, 132)]
 # Around the borders of tiles; one token and chunks. The last two go row by row, the others tile by tile.
 SPANS = [(0, 1), (0, 63), (0, 65), (62, 1), (63, 1), (64, 1), (60, 9), (127, 2), (199, 1), (130, 67), (3, 197)]
-ISAS = ["base", "avx2", "avx512"]
-
-
-@pytest.fixture(scope="module")
-def native():
-    kernels = select("native", num_threads=2)
-    yield kernels
-    kernels.close()
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return select("reference", num_threads=1)
-
-
-@contextmanager
-def _isa(name: str) -> Iterator[None]:
-    try:
-        _native.set_isa(name)
-    except (ValueError, RuntimeError) as error:
-        pytest.skip(f"{error}")
-    try:
-        yield
-    finally:
-        _native.set_isa("auto")
 
 
 class _World:
@@ -70,12 +44,7 @@ class _World:
 
 
 def _assert_close(found: torch.Tensor, expected: torch.Tensor, relative: float = ROUNDED) -> None:
-    assert found.shape == expected.shape
-    difference = (found - expected).abs()
-    worst = int(difference.argmax())
-    assert difference.max() <= relative * expected.abs().max(), (
-        f"worst at {np.unravel_index(worst, found.shape)}: {found.flatten()[worst]} against {expected.flatten()[worst]}"
-    )
+    assert_within_share(found, expected, relative)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -128,13 +97,13 @@ def test_a_key_value_head_of_more_tiles_than_one_round_has_the_same_bits(native,
     _assert_close(rows, world.attend(reference, 8220, 8300))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", samples.available_isas())
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_grouped_attention_has_the_same_bits_for_any_instruction_set(native, isa, dtype) -> None:
     for shape, (past, tokens) in itertools.product(SHAPES, SPANS):
         world = _World(past + tokens, *shape, dtype=dtype)
         expected = world.attend(native, past, past + tokens)
-        with _isa(isa):
+        with samples.isa(isa):
             assert torch.equal(world.attend(native, past, past + tokens), expected), (shape, past, tokens)
 
 
@@ -146,7 +115,7 @@ def test_what_is_not_finite_shows_in_every_query_that_sees_it_and_in_no_other(na
         world = _World(140, 6, 2, 32)
         clean = world.attend(native, 0, 140)
         getattr(world, part)[1, place, 3] = bad
-        with _isa(isa):
+        with samples.isa(isa):
             found = world.attend(native, 0, 140)
         assert torch.equal(found[:, :3], clean[:, :3]), "heads of the other key/value head"
         assert torch.equal(found[:place], clean[:place])

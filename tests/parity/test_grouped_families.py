@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import memory_model
+from comparisons import assert_logits_within, chunked_logits, hf_logits, recorded_logits
 from expertide import LLM, SamplingParams, _native
 from expertide.formats import open_model
 from expertide.kernels import select
@@ -76,12 +77,12 @@ def test_logits_equal_transformers(layout: str, tmp_path: Path) -> None:
     write_tiny_gguf(path, config, seed=len(layout), **options)
     _, model = memory_model.load(path, select("reference", num_threads=1), kv_dtype="float32")
     ids = torch.randint(0, config.vocab_size, (130,), generator=torch.Generator().manual_seed(1))
-    expected = _hf_logits(hf_model(config, decode_gguf(path), family), ids)
+    expected = hf_logits(hf_model(config, decode_gguf(path), family), ids)
 
-    _assert_close(_logits(model, ids, chunk=130), expected)
+    _assert_close(chunked_logits(model, ids, chunk=130), expected)
     # In pieces: positions, masks and cache rows of later chunks, and single tokens.
-    _assert_close(_logits(model, ids, chunk=7), expected)
-    _assert_close(_logits(model, ids[:40], chunk=1), expected[:40])
+    _assert_close(chunked_logits(model, ids, chunk=7), expected)
+    _assert_close(chunked_logits(model, ids[:40], chunk=1), expected[:40])
     assert expected.std() > 0.2, "logits too flat for the tolerance to mean anything"
 
 
@@ -109,8 +110,8 @@ def test_the_tolerance_would_notice_a_wrong_rule(wrong: dict[str, Any], tmp_path
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, config, seed=3)
     ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(1))
-    right = _hf_logits(hf_model(config, decode_gguf(path)), ids)
-    other = _hf_logits(hf_model(replace(config, **wrong), decode_gguf(path)), ids)
+    right = hf_logits(hf_model(config, decode_gguf(path)), ids)
+    other = hf_logits(hf_model(replace(config, **wrong), decode_gguf(path)), ids)
     assert (right - other).abs().max() > 10 * TOLERANCE
 
 
@@ -135,11 +136,11 @@ def test_the_native_kernels_agree_with_transformers(tmp_path: Path, name: str, b
     try:
         _, model = memory_model.load(path, kernels, kv_dtype="float32")
         ids = torch.randint(0, config.vocab_size, (60,), generator=torch.Generator().manual_seed(1))
-        found = _logits(model, ids, chunk=60)
+        found = chunked_logits(model, ids, chunk=60)
     finally:
         _native.set_activation_bits(16)
         kernels.close()
-    expected = _hf_logits(hf_model(config, decode_gguf(path), family.FAMILY), ids)
+    expected = hf_logits(hf_model(config, decode_gguf(path), family.FAMILY), ids)
     difference = (found - expected).abs()
     assert difference.median() < allowed, f"median {difference.median():.2e}, largest {difference.max():.2e}"
 
@@ -176,7 +177,7 @@ def test_native_logits_have_the_same_bits_for_any_chunks_threads_and_instruction
         try:
             _, model = memory_model.load(path, kernels, kv_dtype=kv_dtype)
             assert all(model._fused), "every layer of this model has fused ops"
-            found = _logits(model, ids, chunk=chunk)
+            found = chunked_logits(model, ids, chunk=chunk)
         finally:
             _native.set_isa("auto")
             kernels.close()
@@ -191,7 +192,8 @@ def test_a_float16_cache_stays_near_the_float32_one(tmp_path: Path) -> None:
     ids = torch.randint(0, config.vocab_size, (100,), generator=torch.Generator().manual_seed(1))
     kernels = select("reference", num_threads=1)
     exact, half = (
-        _logits(memory_model.load(path, kernels, kv_dtype=dtype)[1], ids, chunk=100) for dtype in ("float32", "float16")
+        chunked_logits(memory_model.load(path, kernels, kv_dtype=dtype)[1], ids, chunk=100)
+        for dtype in ("float32", "float16")
     )
     # float16 keeps 11 bits: relative 5e-4 on every cached value, on logits of size 1.5; the mean, because a router at a
     # near-tie may turn one token's expert.
@@ -278,37 +280,11 @@ def test_a_file_without_a_pre_tokenizer_gets_the_one_of_qwen(streamed_file: Path
 def _answer(path: Path, **options: Any) -> tuple[list[int], list[bytes], dict[str, Any]]:
     """Token ids, the bytes of every logit row, and the statistics."""
     with LLM(path, context=256, threads=2, **options) as llm:
-        model = llm._runtime.engine._model
-        original, rows = model.logits, []
-
-        def recorded(hidden: torch.Tensor) -> torch.Tensor:
-            logits = original(hidden)
-            rows.append(logits.numpy().tobytes())
-            return logits
-
-        model.logits = recorded
-        output = llm.generate(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
+        with recorded_logits(llm) as rows:
+            output = llm.generate(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
         llm._runtime.cache.check()
         return output.token_ids, rows, output.stats
 
 
-def _logits(model: Any, ids: torch.Tensor, *, chunk: int) -> torch.Tensor:
-    cache = model.new_cache(len(ids))
-    pieces = [model.logits(model.forward(piece, cache, "prefill")) for piece in ids.split(chunk)]
-    assert cache.length == len(ids)
-    return torch.cat(pieces)
-
-
-def _hf_logits(reference: Any, ids: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return reference(ids[None]).logits[0]
-
-
 def _assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    gap = (found - expected).abs()
-    if gap.max() > TOLERANCE:
-        token, entry = divmod(int(gap.argmax()), expected.shape[1])
-        raise AssertionError(
-            f"token {token}, logit {entry}: {found[token, entry]:.6f}, expected {expected[token, entry]:.6f}; "
-            f"difference {gap.max():.2e} > {TOLERANCE:.0e}"
-        )
+    assert_logits_within(found, expected, TOLERANCE)

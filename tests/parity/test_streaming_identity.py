@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from chaos_reader import chaos
+from comparisons import recorded_logits
 from expertide import LLM, SamplingParams, _native
 from expertide.errors import RequestError
 from expertide.memory.placement import expert_window_bytes
@@ -62,21 +62,12 @@ def _answers(num_times: int, *, prompt: str = PROMPT, **options) -> list[tuple[l
     answers = []
     options = {"context": 256, "prefill_chunk": CHUNK, **options}
     with LLM("demo", **options) as llm:
-        model = llm._runtime.engine._model
-        original, rows = model.logits, []
-
-        def recorded(hidden: torch.Tensor) -> torch.Tensor:
-            logits = original(hidden)
-            rows.append(logits.numpy().tobytes())
-            return logits
-
-        model.logits = recorded
         for _ in range(num_times):
-            rows.clear()
-            output = llm.generate(prompt, PARAMS)
+            with recorded_logits(llm) as rows:
+                output = llm.generate(prompt, PARAMS)
             if llm._runtime.cache is not None:
                 llm._runtime.cache.check()
-            answers.append((output.token_ids, list(rows)))
+            answers.append((output.token_ids, rows))
     return answers
 
 

@@ -20,7 +20,6 @@ it is under way, and the next step works.
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +33,7 @@ from expertide.errors import StorageError
 from expertide.experts.cache import AHEAD, PREDICTED, ExpertCache
 from expertide.experts.layer_step import ExpertShape, LayerStep, NativeLayer, ReferenceLayer
 from expertide.experts.stats import EarlyStats, ExpertStats, Phase, PhaseStats
+from expertide.experts.submission import fail_reads, submit_in_background
 from expertide.experts.uninterrupted import Uninterrupted
 from expertide.formats.tensors import ExpertCatalog
 
@@ -313,23 +313,12 @@ class MoEExecutor:
                 )
                 if reservation is None:
                     break
-                try:
-                    self._reader.submit(self._residency, reservation.reads, background=True)
-                except BaseException:
-                    self._fail(reservation.reads)
-                    raise
-                finally:
-                    self._residency.release(next_layer, expert)
+                submit_in_background(self._reader, self._residency, reservation, next_layer, expert)
             room -= len(reservation.reads)
 
     def _fail_unsubmitted(self, reads: Iterable[WindowRead], num_submitted: int) -> None:
         if self._reader.num_submitted == num_submitted:
-            self._fail(reads)
-
-    def _fail(self, reads: Iterable[WindowRead]) -> None:
-        # A slot whose reads nobody has begun would be loading for ever, and whoever waits for it too.
-        for slot, file_id, offset, _, need_nbytes, _ in reads:
-            self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
+            fail_reads(self._residency, reads)
 
     def _start_reads(self, layer_id: int, waiting: deque[int], reading: deque[int], most: int) -> None:
         """Move experts from `waiting` to `reading` while there is room, and submit all of their reads in one call."""

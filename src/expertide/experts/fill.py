@@ -16,7 +16,6 @@ A thread of its own does the bookkeeping, some 50 µs per expert; the reads are 
 from __future__ import annotations
 
 import atexit
-import errno
 import threading
 import time
 import weakref
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from expertide._native import Residency
 from expertide.experts.cache import FILL, ExpertCache
+from expertide.experts.submission import submit_in_background
 
 if TYPE_CHECKING:
     from expertide.memory.reader import Reader
@@ -164,14 +164,7 @@ class StartupFill:
                 reservation = self._cache.reserve_free(layer_id, expert)
                 if reservation is None:
                     return False
-                try:
-                    self._reader.submit(self._residency, reservation.reads, background=True)
-                except BaseException:
-                    for slot, file_id, offset, _, need_nbytes, _ in reservation.reads:
-                        self._residency.fail(slot, errno.ECANCELED, file_id, offset, need_nbytes, 0)
-                    raise
-                finally:
-                    self._residency.release(layer_id, expert)
+                submit_in_background(self._reader, self._residency, reservation, layer_id, expert)
             return True
         return False
 

@@ -76,3 +76,19 @@ def native_mlp_bytes(num_tokens: int, *, hidden: int, inner: int) -> int:
     """Memory that the native dense or shared MLP takes and keeps, without arguments and result."""
     packed = native_rows_bytes(num_tokens, hidden) + native_rows_bytes(num_tokens, inner)
     return 8 * num_tokens * inner + packed + 64 * num_tokens
+
+
+def native_step_bytes(
+    num_tokens: int, *, attention: int, hidden: int, moe_inner: int, k: int, mlp_inner: int, vocab_size: int
+) -> int:
+    """Memory of a whole step on the native kernels: both halves of a layer keep their scratch, so that it adds up.
+
+    Args:
+        attention: what the first half takes and keeps.
+        moe_inner, k: of routed experts; 0, 0 for a model without.
+        mlp_inner: the widest dense or shared MLP; 0 for a model without.
+    """
+    experts = native_moe_bytes(num_tokens, hidden=hidden, inner=moe_inner, k=k) if k else 0
+    mlp = native_mlp_bytes(num_tokens, hidden=hidden, inner=mlp_inner) if mlp_inner else 0
+    streams = 4 * num_tokens * 3 * hidden  # residual, normed, the experts' sum
+    return attention + experts + mlp + streams + 4 * vocab_size * 2

@@ -292,3 +292,21 @@ def _hf_moe_layers(config: Mapping[str, object], num_layers: int) -> tuple[int, 
     if not moe_layers:
         raise UnsupportedError("config.json: no layer has routed experts; dense models are not known here")
     return moe_layers
+
+
+# The part that the families' smallest models have in common: a few thousand weights, every kind of layer.
+TINY = GroupedConfig(
+    num_layers=3,
+    hidden_size=64,
+    vocab_size=160,
+    context_length=640,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    dense_inner=0,
+    moe_inner=32,
+    moe_layers=(0, 1, 2),
+    router=RouterSpec(num_experts=8, num_experts_per_tok=3),
+    rope=RopeSpec(dim=16, theta=1e6, pairs="halves"),
+    norm_eps=1e-6,
+)

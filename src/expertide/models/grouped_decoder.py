@@ -73,7 +73,7 @@ class GroupedArchitecture:
         return max(self._reference_bytes(chunk), self._native_bytes(chunk) + tiles.decoding_bytes())
 
     def _native_bytes(self, chunk: int) -> int:
-        """On the native kernels both halves of a layer keep their scratch, so that it adds up.
+        """See `tiles.native_step_bytes`.
 
         Measured with 2 threads and chunks of 512 on a layer of the sizes of Qwen3-30B-A3B, Qwen1.5-MoE-A2.7B and
         OLMoE-1B-7B: 92, 104 and 90 MiB, of 97, 114 and 93 counted here.
@@ -86,12 +86,15 @@ class GroupedArchitecture:
         )
         # Normed rows and the result; queries and what they attended to; keys and values. The products' own input.
         attention += 4 * chunk * (2 * hidden + 2 * q + 2 * kv) + tiles.native_rows_bytes(chunk, max(q, hidden))
-        experts = tiles.native_moe_bytes(chunk, hidden=hidden, inner=config.moe_inner, k=config.num_experts_per_tok)
-        mlp = 0
-        if inner := max(config.shared_inner, config.dense_inner):
-            mlp = tiles.native_mlp_bytes(chunk, hidden=hidden, inner=inner)
-        streams = 4 * chunk * 3 * hidden  # residual, normed, the experts' sum
-        return attention + experts + mlp + streams + 4 * config.vocab_size * 2
+        return tiles.native_step_bytes(
+            chunk,
+            attention=attention,
+            hidden=hidden,
+            moe_inner=config.moe_inner,
+            k=config.num_experts_per_tok,
+            mlp_inner=max(config.shared_inner, config.dense_inner),
+            vocab_size=config.vocab_size,
+        )
 
     def _reference_bytes(self, chunk: int) -> int:
         """On the reference kernels memory is returned after each op, so that the hungriest one counts."""
@@ -144,27 +147,18 @@ class GroupedArchitecture:
         kv_dtype: str,
     ) -> Model:
         from expertide.kv.heads import HeadCache
-        from expertide.models.layers.decoder import DecoderLayer, DecoderModel
+        from expertide.models.layers.decoder import DecoderModel
         from expertide.models.layers.step import Rotation
         from expertide.models.layers.weights import LayerWeights
 
         assert executor is not None
         config = self.config
         parts = LayerWeights(self._tensors.resident, weights)
-        layers = [
-            DecoderLayer(
-                attention_norm=parts.vector(f"blk.{layer_id}.attn_norm.weight"),
-                attention=_attention(layer_id, config, self.family, parts, kernels),
-                ffn_norm=parts.vector(f"blk.{layer_id}.ffn_norm.weight"),
-                ffn=_ffn(layer_id, config, parts, kernels, executor),
-            )
-            for layer_id in range(config.num_layers)
-        ]
-        return DecoderModel(
-            embedding=parts.matrix("token_embd.weight"),
-            layers=layers,
-            final_norm=parts.vector("output_norm.weight"),
-            output=parts.matrix("output.weight"),
+        return DecoderModel.from_weights(
+            parts,
+            num_layers=config.num_layers,
+            attention=lambda layer_id: _attention(layer_id, config, self.family, parts, kernels),
+            ffn=lambda layer_id: _ffn(layer_id, config, parts, kernels, executor),
             norm_eps=config.norm_eps,
             rotation=Rotation(config.rope),
             make_cache=partial(

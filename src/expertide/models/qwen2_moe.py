@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from expertide.kernels.rope import RopeSpec
-from expertide.kernels.router import RouterSpec
-from expertide.models.grouped_config import Family, GroupedConfig
+from expertide.models.grouped_config import TINY, Family, GroupedConfig
 from expertide.models.grouped_decoder import GroupedArchitecture
 
 FAMILY = Family(
@@ -48,20 +46,5 @@ class Qwen2MoeArchitecture(GroupedArchitecture):
 
 def tiny_config(**overrides: object) -> GroupedConfig:
     """A model of a few thousand weights with every feature of Qwen1.5-MoE; fields may be replaced."""
-    config = GroupedConfig(
-        num_layers=3,
-        hidden_size=64,
-        vocab_size=160,
-        context_length=640,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        dense_inner=0,
-        moe_inner=32,
-        moe_layers=(0, 1, 2),
-        router=RouterSpec(num_experts=8, num_experts_per_tok=3),
-        rope=RopeSpec(dim=16, theta=1e6, pairs="halves"),
-        norm_eps=1e-6,
-        shared_inner=80,
-    )
+    config = replace(TINY, shared_inner=80)
     return replace(config, **overrides)  # type: ignore[arg-type]

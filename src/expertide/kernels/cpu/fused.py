@@ -36,15 +36,8 @@ class NativeLatentAttention:
         )
 
     def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: CacheRows, first_position: int) -> None:
-        self._layer.run(
-            self._pool,
-            x_TH.data_ptr(),
-            x_TH.shape[0],
-            rows,
-            first_position,
-            cos_TP.data_ptr(),
-            sin_TP.data_ptr(),
-        )
+        x, cos, sin = x_TH.data_ptr(), cos_TP.data_ptr(), sin_TP.data_ptr()
+        self._layer.run(self._pool, x, x_TH.shape[0], rows, first_position, cos, sin)
 
 
 class NativeGroupedAttention:
@@ -78,15 +71,8 @@ class NativeGroupedAttention:
         )
 
     def add_to(self, x_TH: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: HeadRows, first_position: int) -> None:
-        self._layer.run(
-            self._pool,
-            x_TH.data_ptr(),
-            x_TH.shape[0],
-            rows,
-            first_position,
-            cos_TP.data_ptr(),
-            sin_TP.data_ptr(),
-        )
+        x, cos, sin = x_TH.data_ptr(), cos_TP.data_ptr(), sin_TP.data_ptr()
+        self._layer.run(self._pool, x, x_TH.shape[0], rows, first_position, cos, sin)
 
 
 class NativeFeedForward:

@@ -79,17 +79,33 @@ def _attend(
         scores.addmm_(qa, latent.T, beta=scale, alpha=scale)
         if begin + num_keys - 1 > first_position:
             mask_future(scores.view(num_tokens, num_heads, num_keys), begin, first_position)
-        # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
-        new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights = torch.nn.functional.threshold(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0, inplace=True)
-        if begin:
-            shrink = highest.sub_(new_highest).exp_()
-            total.mul_(shrink)
-            mean.mul_(shrink)
-        total.add_(weights.sum(dim=-1, keepdim=True))
+        weights, highest = next_weights(scores, highest, total, mean, is_first=begin == 0)
         mean.addmm_(weights, latent)
-        highest = new_highest
     return mean.div_(total).view(num_tokens, num_heads, rank)
+
+
+def next_weights(
+    scores: Tensor, highest: Tensor, total: Tensor, mean: Tensor, *, is_first: bool
+) -> tuple[Tensor, Tensor]:
+    """One more tile of keys in a softmax that goes tile by tile.
+
+    Args:
+        scores: [..., s], overwritten.
+        highest, total: [..., 1]; mean: [..., L]; what earlier tiles left. `total` takes this tile in, `mean` is scaled
+            for the caller to add weights · values; `highest` is used up.
+
+    Returns:
+        weights [..., s] and the new highest score [..., 1].
+    """
+    # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
+    new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
+    weights = torch.nn.functional.threshold(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0, inplace=True)
+    if not is_first:
+        shrink = highest.sub_(new_highest).exp_()
+        total.mul_(shrink)
+        mean.mul_(shrink)
+    total.add_(weights.sum(dim=-1, keepdim=True))
+    return weights, new_highest
 
 
 def mask_future(scores_TQs: Tensor, first_key: int, first_position: int) -> None:

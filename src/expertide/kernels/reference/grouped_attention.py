@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from expertide.kernels.reference.attention import NO_WEIGHT, mask_future
+from expertide.kernels.reference.attention import mask_future, next_weights
 from expertide.kernels.tiles import KEY_TILE, queries_per_tile
 
 
@@ -65,16 +65,8 @@ def _attend(q_TQD: Tensor, k_GSD: Tensor, v_GSD: Tensor, *, first_position: int)
             by_token = scores.view(num_groups, num_tokens, heads_per_group, num_keys)
             for group in range(num_groups):
                 mask_future(by_token[group], begin, first_position)
-        # Tile 0 holds position 0, which every query sees: its maximum is finite; that of later tiles may be -inf.
-        new_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights = torch.nn.functional.threshold(scores.sub_(new_highest).exp_(), NO_WEIGHT, 0.0, inplace=True)
-        if begin:
-            shrink = highest.sub_(new_highest).exp_()
-            total.mul_(shrink)
-            mean.mul_(shrink)
-        total.add_(weights.sum(dim=-1, keepdim=True))
+        weights, highest = next_weights(scores, highest, total, mean, is_first=begin == 0)
         mean.baddbmm_(weights, v)
-        highest = new_highest
     mean.div_(total)
     o_GTrD = mean.view(num_groups, num_tokens, heads_per_group, head_dim)
     return o_GTrD.transpose(0, 1).reshape(num_tokens, num_heads, head_dim)

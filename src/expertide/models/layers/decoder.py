@@ -6,7 +6,7 @@ The residual stream is float32: DeepSeek-V2-Lite's early layers put values above
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from expertide.kv import KVCache
 from expertide.models.architecture import Phase
 from expertide.models.layers.ffn import FeedForward, FeedForwardHalf
 from expertide.models.layers.step import Rotation, Step
+from expertide.models.layers.weights import LayerWeights
 from expertide.models.trace import NO_LAYER, Tracer
 
 
@@ -78,6 +79,44 @@ def _fuse(layer: DecoderLayer, norm_eps: float) -> FusedLayer | None:
 
 class DecoderModel:
     """Implements `architecture.Model`."""
+
+    @classmethod
+    def from_weights(
+        cls,
+        parts: LayerWeights,
+        *,
+        num_layers: int,
+        attention: Callable[[int], Attention],
+        ffn: Callable[[int], FeedForward],
+        norm_eps: float,
+        rotation: Rotation,
+        make_cache: CacheMaker,
+        kernels: Kernels,
+    ) -> DecoderModel:
+        """From tensors under the names that GGUF files of these architectures have in common.
+
+        Args:
+            attention, ffn: what stands behind the norms of layer `layer_id`.
+        """
+        layers = [
+            DecoderLayer(
+                attention_norm=parts.vector(f"blk.{layer_id}.attn_norm.weight"),
+                attention=attention(layer_id),
+                ffn_norm=parts.vector(f"blk.{layer_id}.ffn_norm.weight"),
+                ffn=ffn(layer_id),
+            )
+            for layer_id in range(num_layers)
+        ]
+        return cls(
+            embedding=parts.matrix("token_embd.weight"),
+            layers=layers,
+            final_norm=parts.vector("output_norm.weight"),
+            output=parts.matrix("output.weight"),
+            norm_eps=norm_eps,
+            rotation=rotation,
+            make_cache=make_cache,
+            kernels=kernels,
+        )
 
     def __init__(
         self,
