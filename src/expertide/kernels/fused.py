@@ -56,31 +56,69 @@ class HeadRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionSpec:
-    """x += output · attention(norm(x)), see `models.layers.latent_attention`.
-
-    Attributes:
-        norm, kv_a_norm, q_a_norm: float32; `norm_eps` goes with the first, `latent_norm_eps` with the other two.
-        q: behind `q_a` when there is one.
-    """
+class LatentAttentionDims:
+    """Q heads of N nope and C rope dims; L latent values; U value dims."""
 
     num_heads: int
     nope_dim: int
     rope_dim: int
     value_dim: int
     kv_rank: int
-    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionWeights:
+    """Norm weights are float32. Queries go through `q_a` and `q_a_norm` first where there are some."""
+
     q: QTensor
-    q_a: QTensor | None
-    q_a_norm: Tensor | None
     kv_a: QTensor
     kv_a_norm: Tensor
-    k_b: QTensor
-    v_b: QTensor
+    k_b: QTensor  # (Q, L, N), or (Q, N, L) with is_transposed
+    v_b: QTensor  # (Q, U, L)
     output: QTensor
+    q_a: QTensor | None = None
+    q_a_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """x += output · attention(norm(x)), see `models.layers.latent_attention`.
+
+    Attributes:
+        norm: float32; `norm_eps` goes with it, `latent_norm_eps` with the norms among the weights.
+    """
+
+    dims: LatentAttentionDims
+    weights: LatentAttentionWeights
+    norm: Tensor
     norm_eps: float
     latent_norm_eps: float
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttentionDims:
+    """Q query heads and G key/value heads of D values; G divides Q."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttentionWeights:
+    """Norm weights and biases are float32, None for a model without; norms are as long as one head, or as all heads
+    together."""
+
+    q: QTensor
+    k: QTensor
+    v: QTensor
+    output: QTensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    q_bias: Tensor | None = None
+    k_bias: Tensor | None = None
+    v_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +126,12 @@ class GroupedAttentionSpec:
     """x += output · attention(norm(x)), see `models.layers.grouped_attention`.
 
     Attributes:
-        norm, q_norm, k_norm: float32; `norm_eps` goes with the first, `qk_norm_eps` with the other two. The latter are
-            as long as one head, or as all heads together.
-        q_bias, k_bias, v_bias: float32.
+        norm: float32; `norm_eps` goes with it, `qk_norm_eps` with the norms among the weights.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    dims: GroupedAttentionDims
+    weights: GroupedAttentionWeights
     norm: Tensor
-    q: QTensor
-    k: QTensor
-    v: QTensor
-    output: QTensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    q_bias: Tensor | None
-    k_bias: Tensor | None
-    v_bias: Tensor | None
     norm_eps: float
     qk_norm_eps: float
     scale: float

@@ -235,13 +235,9 @@ class _Builder:
         self._executor = executor
 
     def attention(self, layer_id: int) -> LatentAttention:
+        from expertide.kernels.fused import LatentAttentionDims, LatentAttentionWeights
         from expertide.models.deepseek_v2_config import LATENT_NORM_EPS
-        from expertide.models.layers.latent_attention import (
-            LatentAttention,
-            LatentAttentionDims,
-            LatentAttentionWeights,
-            split_joint_kv_b,
-        )
+        from expertide.models.layers.latent_attention import LatentAttention, split_joint_kv_b
 
         config, blk = self._config, f"blk.{layer_id}."
         dims = LatentAttentionDims(
@@ -262,10 +258,9 @@ class _Builder:
             k_b=k_b,
             v_b=v_b,
             output=self._parts.matrix(blk + "attn_output.weight"),
-            q=self._parts.matrix(blk + "attn_q.weight") if is_plain else None,
+            q=self._parts.matrix(blk + ("attn_q.weight" if is_plain else "attn_q_b.weight")),
             q_a=None if is_plain else self._parts.matrix(blk + "attn_q_a.weight"),
             q_a_norm=None if is_plain else self._parts.vector(blk + "attn_q_a_norm.weight"),
-            q_b=None if is_plain else self._parts.matrix(blk + "attn_q_b.weight"),
         )
         return LatentAttention(
             layer_id,

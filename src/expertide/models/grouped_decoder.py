@@ -175,11 +175,8 @@ class GroupedArchitecture:
 def _attention(
     layer_id: int, config: GroupedConfig, family: Family, parts: LayerWeights, kernels: Kernels
 ) -> GroupedAttention:
-    from expertide.models.layers.grouped_attention import (
-        GroupedAttention,
-        GroupedAttentionDims,
-        GroupedAttentionWeights,
-    )
+    from expertide.kernels.fused import GroupedAttentionDims, GroupedAttentionWeights
+    from expertide.models.layers.grouped_attention import GroupedAttention
 
     blk = f"blk.{layer_id}."
     has_norm, has_bias = family.qk_norm != "none", family.has_qkv_bias

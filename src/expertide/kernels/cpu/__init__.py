@@ -261,13 +261,15 @@ class CpuKernels(ReferenceKernels):
         return y_TH
 
     def fuse_latent_attention(self, spec: LatentAttentionSpec) -> NativeLatentAttention | None:
-        matrices = [spec.q, spec.q_a, spec.kv_a, spec.k_b, spec.v_b, spec.output]
-        if not all(w is None or self._has(w.quant) for w in matrices):
+        w = spec.weights
+        matrices = [w.q, w.q_a, w.kv_a, w.k_b, w.v_b, w.output]
+        if not all(matrix is None or self._has(matrix.quant) for matrix in matrices):
             return None
         return NativeLatentAttention(self.pool, spec)
 
     def fuse_grouped_attention(self, spec: GroupedAttentionSpec) -> NativeGroupedAttention | None:
-        if not all(self._has(w.quant) for w in (spec.q, spec.k, spec.v, spec.output)):
+        w = spec.weights
+        if not all(self._has(matrix.quant) for matrix in (w.q, w.k, w.v, w.output)):
             return None
         return NativeGroupedAttention(self.pool, spec)
 

@@ -15,21 +15,22 @@ class NativeLatentAttention:
 
     def __init__(self, pool: _native.ThreadPool, spec: LatentAttentionSpec) -> None:
         self._pool = pool
+        dims, weights = spec.dims, spec.weights
         # The native object holds addresses: these keep what lies there alive.
-        norms = [None if norm is None else floats(norm) for norm in (spec.norm, spec.q_a_norm, spec.kv_a_norm)]
+        norms = [None if norm is None else floats(norm) for norm in (spec.norm, weights.q_a_norm, weights.kv_a_norm)]
         self._owners = (spec, norms)
         norm, q_a_norm, kv_a_norm = (0 if tensor is None else tensor.data_ptr() for tensor in norms)
         self._layer = _native.LatentAttentionLayer(
-            sizes=(spec.num_heads, spec.nope_dim, spec.rope_dim, spec.value_dim, spec.kv_rank),
+            sizes=(dims.num_heads, dims.nope_dim, dims.rope_dim, dims.value_dim, dims.kv_rank),
             norm=norm,
-            q=matrix(spec.q),
-            q_a=None if spec.q_a is None else matrix(spec.q_a),
+            q=matrix(weights.q),
+            q_a=None if weights.q_a is None else matrix(weights.q_a),
             q_a_norm=q_a_norm,
-            kv_a=matrix(spec.kv_a),
+            kv_a=matrix(weights.kv_a),
             kv_a_norm=kv_a_norm,
-            k_b=head_matrix(spec.k_b),
-            v_b=head_matrix(spec.v_b),
-            output=matrix(spec.output),
+            k_b=head_matrix(weights.k_b),
+            v_b=head_matrix(weights.v_b),
+            output=matrix(weights.output),
             norm_eps=spec.norm_eps,
             latent_eps=spec.latent_norm_eps,
             scale=spec.scale,
@@ -45,23 +46,23 @@ class NativeGroupedAttention:
 
     def __init__(self, pool: _native.ThreadPool, spec: GroupedAttentionSpec) -> None:
         self._pool = pool
-        dims = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        norms_whole_rows = spec.q_norm is not None and spec.q_norm.shape[0] != spec.head_dim
-        for weight, num_heads in ((spec.q_norm, spec.num_heads), (spec.k_norm, spec.num_kv_heads)):
-            expected = spec.head_dim * (num_heads if norms_whole_rows else 1)
+        dims, weights = spec.dims, spec.weights
+        norms_whole_rows = weights.q_norm is not None and weights.q_norm.shape[0] != dims.head_dim
+        for weight, num_heads in ((weights.q_norm, dims.num_heads), (weights.k_norm, dims.num_kv_heads)):
+            expected = dims.head_dim * (num_heads if norms_whole_rows else 1)
             assert weight is None or weight.shape == (expected,), (weight.shape, dims)
         # The native object holds addresses: these keep what lies there alive.
         vectors = [
             None if vector is None else floats(vector)
-            for vector in (spec.norm, spec.q_norm, spec.k_norm, spec.q_bias, spec.k_bias, spec.v_bias)
+            for vector in (spec.norm, weights.q_norm, weights.k_norm, weights.q_bias, weights.k_bias, weights.v_bias)
         ]
         self._owners = (spec, vectors)
         norm, q_norm, k_norm, q_bias, k_bias, v_bias = (
             0 if vector is None else vector.data_ptr() for vector in vectors
         )
         self._layer = _native.GroupedAttentionLayer(
-            sizes=dims,
-            matrices=(matrix(spec.q), matrix(spec.k), matrix(spec.v), matrix(spec.output)),
+            sizes=(dims.num_heads, dims.num_kv_heads, dims.head_dim),
+            matrices=(matrix(weights.q), matrix(weights.k), matrix(weights.v), matrix(weights.output)),
             vectors=(norm, q_norm, k_norm, q_bias, k_bias, v_bias),
             norms_whole_rows=norms_whole_rows,
             norm_eps=spec.norm_eps,

@@ -10,40 +10,19 @@ heads together) in transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from expertide.kernels.fused import FusedGroupedAttention, GroupedAttentionSpec
+from expertide.kernels.fused import (
+    FusedGroupedAttention,
+    GroupedAttentionDims,
+    GroupedAttentionSpec,
+    GroupedAttentionWeights,
+)
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kernels.rope import RopePairs
 from expertide.kv.heads import HeadCache
 from expertide.models.layers.step import Step
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedAttentionDims:
-    """Q query heads and G key/value heads of D values; G divides Q."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedAttentionWeights:
-    """Norm weights are None for a model without; as long as one head, or as all heads together."""
-
-    q: QTensor
-    k: QTensor
-    v: QTensor
-    output: QTensor
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    q_bias: Tensor | None = None
-    k_bias: Tensor | None = None
-    v_bias: Tensor | None = None
 
 
 class GroupedAttention:
@@ -70,22 +49,11 @@ class GroupedAttention:
 
     def fuse(self, norm: Tensor, norm_eps: float) -> GroupedAttentionHalf | None:
         """norm, forward and residual sum as one op, where the kernels have one."""
-        dims, weights = self._dims, self._weights
         ops = self._kernels.fuse_grouped_attention(
             GroupedAttentionSpec(
-                num_heads=dims.num_heads,
-                num_kv_heads=dims.num_kv_heads,
-                head_dim=dims.head_dim,
+                dims=self._dims,
+                weights=self._weights,
                 norm=norm,
-                q=weights.q,
-                k=weights.k,
-                v=weights.v,
-                output=weights.output,
-                q_norm=weights.q_norm,
-                k_norm=weights.k_norm,
-                q_bias=weights.q_bias,
-                k_bias=weights.k_bias,
-                v_bias=weights.v_bias,
                 norm_eps=norm_eps,
                 qk_norm_eps=self._eps,
                 scale=self._scale,

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2): the cache holds one small latent per token, heads are unfolded from it.
 
-    q        = q(x)  or  q_b(norm(q_a(x)))        [T, Q, N + C], the last C rotated
+    q        = q(x)  or  q(norm(q_a(x)))          [T, Q, N + C], the last C rotated
     c | kr   = kv_a(x)                            c normed, kr rotated: the cached row of this token
     o        = attention in absorbed form         k_b and v_b stay packed, scores and values are taken on latents
     y        = output(o)
@@ -10,41 +10,18 @@ Source: DeepSeek-V2 paper, section 2.1; DeepseekV2Attention in transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from expertide.kernels.fused import FusedLatentAttention, LatentAttentionSpec
+from expertide.kernels.fused import (
+    FusedLatentAttention,
+    LatentAttentionDims,
+    LatentAttentionSpec,
+    LatentAttentionWeights,
+)
 from expertide.kernels.ops import Kernels
 from expertide.kernels.qtensor import QTensor
 from expertide.kv.latent import LatentCache
 from expertide.models.layers.step import Step
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttentionDims:
-    """Q heads of N nope and C rope dims; L latent values; U value dims."""
-
-    num_heads: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    kv_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttentionWeights:
-    """Either `q`, or `q_a`, `q_a_norm` and `q_b`."""
-
-    kv_a: QTensor
-    kv_a_norm: Tensor
-    k_b: QTensor  # (Q, L, N)
-    v_b: QTensor  # (Q, U, L)
-    output: QTensor
-    q: QTensor | None = None
-    q_a: QTensor | None = None
-    q_a_norm: Tensor | None = None
-    q_b: QTensor | None = None
 
 
 class LatentAttention:
@@ -60,7 +37,7 @@ class LatentAttention:
         scale: float,
         latent_norm_eps: float,
     ) -> None:
-        assert (weights.q is None) != (weights.q_b is None)
+        assert (weights.q_a is None) == (weights.q_a_norm is None)
         self._layer_id = layer_id
         self._dims = dims
         self._weights = weights
@@ -108,25 +85,11 @@ class LatentAttention:
 
     def fuse(self, norm: Tensor, norm_eps: float) -> LatentAttentionHalf | None:
         """norm, forward and residual sum as one op, where the kernels have one."""
-        dims, weights = self._dims, self._weights
-        q = weights.q if weights.q_b is None else weights.q_b
-        assert q is not None
         ops = self._kernels.fuse_latent_attention(
             LatentAttentionSpec(
-                num_heads=dims.num_heads,
-                nope_dim=dims.nope_dim,
-                rope_dim=dims.rope_dim,
-                value_dim=dims.value_dim,
-                kv_rank=dims.kv_rank,
+                dims=self._dims,
+                weights=self._weights,
                 norm=norm,
-                q=q,
-                q_a=weights.q_a,
-                q_a_norm=weights.q_a_norm,
-                kv_a=weights.kv_a,
-                kv_a_norm=weights.kv_a_norm,
-                k_b=weights.k_b,
-                v_b=weights.v_b,
-                output=weights.output,
                 norm_eps=norm_eps,
                 latent_norm_eps=self._eps,
                 scale=self._scale,
@@ -136,11 +99,10 @@ class LatentAttention:
 
     def _queries(self, x_TH: Tensor) -> Tensor:
         weights = self._weights
-        if weights.q is not None:
-            return self._kernels.linear(x_TH, weights.q)
-        assert weights.q_a is not None and weights.q_a_norm is not None and weights.q_b is not None
-        q_TR = self._kernels.rms_norm(self._kernels.linear(x_TH, weights.q_a), weights.q_a_norm, self._eps)
-        return self._kernels.linear(q_TR, weights.q_b)
+        if weights.q_a is not None:
+            assert weights.q_a_norm is not None
+            x_TH = self._kernels.rms_norm(self._kernels.linear(x_TH, weights.q_a), weights.q_a_norm, self._eps)
+        return self._kernels.linear(x_TH, weights.q)
 
 
 class LatentAttentionHalf:
