@@ -116,7 +116,7 @@ class DeepseekV2Architecture:
         return max(self._reference_bytes(chunk), self._native_bytes(chunk) + tiles.decoding_bytes())
 
     def _native_bytes(self, chunk: int) -> int:
-        """See `tiles.native_step_bytes`. Chunks of 512 on DeepSeek-V2-Lite: 155 MiB, of 172 counted here."""
+        """See `tiles.native_step_bytes`. Chunks of 512 on DeepSeek-V2-Lite: 155 to 172 MiB, of 172 counted."""
         config = self.config
         hidden, heads = config.hidden_size, config.num_heads
         attention = tiles.native_latent_bytes(chunk, num_heads=heads, rank=config.kv_rank, rope_dim=config.rope_dim)
