@@ -212,8 +212,8 @@ def _not_finite(layer_id: int, step: Step) -> NumericsError:
 
 
 def _is_finite(x: Tensor) -> bool:
-    # A sum meets every NaN and infinity in one pass. Huge finite values can overflow it too: then look at each. NumPy sums
-    # on this thread; torch would wake OpenMP threads, which spin on the cores of our own workers afterwards.
+    # A sum meets every NaN and infinity in one pass. Huge finite values can overflow it too: then look at each.
+    # NumPy sums on this thread; torch would wake OpenMP threads, which spin on the cores of our own workers afterwards.
     with np.errstate(all="ignore"):
         total = float(x.numpy().sum())
     return math.isfinite(total) or bool(torch.isfinite(x).all())
