@@ -42,11 +42,11 @@ class Scenario:
 SCENARIOS = (
     Scenario(
         "ram-512",
-        "--prompt-tokens 512 -n 64 --rounds 3 --repeat 1 --warmup 0",
+        "--prompt-tokens 512 -n 48 --rounds 3 --repeat 0",
         "everything in RAM, 512 tokens of prompt",
     ),
-    Scenario("ram-256", "--prompt-tokens 256 -n 2 --rounds 3 --repeat 0", "everything in RAM, 256 tokens of prompt"),
-    Scenario("ram-4000", "--prompt-tokens 4000 -n 32 --rounds 2 --repeat 0", "everything in RAM, 4,000 tokens deep"),
+    Scenario("ram-256", "--prompt-tokens 256 -n 2 --rounds 2 --repeat 0", "everything in RAM, 256 tokens of prompt"),
+    Scenario("ram-4000", "--prompt-tokens 4000 -n 32 --rounds 1 --repeat 0", "everything in RAM, 4,000 tokens deep"),
     Scenario(
         "limit-6gib-decode",
         "--memory-limit 6GiB --prompt-tokens 32 -n 16 --rounds 3 --repeat 1 --warmup 0",
@@ -54,7 +54,7 @@ SCENARIOS = (
     ),
     Scenario(
         "limit-6gib-prefill",
-        "--memory-limit 6GiB --prompt-tokens 256 -n 2 --rounds 3 --repeat 0",
+        "--memory-limit 6GiB --prompt-tokens 256 -n 2 --rounds 3 --repeat 1 --warmup 0",
         "6 GiB, 256 tokens of prompt",
     ),
     Scenario(

@@ -149,5 +149,6 @@ void bind_kernels(nb::module_& m) {
           "pool"_a, "experts"_a, "last"_a, "max_experts"_a = 0)
       .def("abort", &MoeLayer::abort, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_waiting", &MoeLayer::num_waiting)
+      .def_prop_ro("run_stall_ns", &MoeLayer::run_stall_ns)
       .def_prop_ro("is_pending", &MoeLayer::is_pending);
 }

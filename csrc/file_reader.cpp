@@ -16,11 +16,10 @@ namespace {
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 // Through this much aligned memory per call go direct reads whose destination is not aligned like the file.
 constexpr int64_t kBounceBytes = int64_t{1} << 20;
-// Between two of these a background read lets demand go first: 8 threads in the middle of one are 4 MiB, 2-8 ms of disk.
-constexpr int64_t kBackgroundPieceBytes = int64_t{512} << 10;
-// Windows of demand are cut into these, side by side over the I/O threads: one missing expert is three windows, of which the
-// longest alone would have the disk to itself at the end. 4.5 -> 4.0 ms for one of 6.3 MB, 13.0 -> 11.8 ms for three.
-constexpr int64_t kDemandPieceBytes = int64_t{512} << 10;
+// Windows of slots are cut into these, side by side over the I/O threads: one missing expert is three windows, of which the
+// longest alone would have the disk to itself at the end. 4.5 -> 4.0 ms for one of 6.3 MB, 13.0 -> 11.8 ms for three. And
+// demand goes before the pieces of background reads: 8 threads in the middle of one are 4 MiB, 2-8 ms of disk.
+constexpr int64_t kWindowPieceBytes = int64_t{512} << 10;
 // Below this a direct read costs more than a page of cache.
 constexpr int64_t kSmallBytes = int64_t{64} << 10;
 
@@ -57,8 +56,10 @@ struct FileReader::Batch {
 
 // The slot hears of it when the last piece has ended, well or not: until then somebody writes into it.
 struct FileReader::Window {
-  explicit Window(const WindowRead& whole, int64_t num_pieces) : read(whole), pending(num_pieces) {}
+  Window(const WindowRead& whole, Priority submitted, int64_t num_pieces)
+      : read(whole), priority(submitted), pending(num_pieces) {}
   const WindowRead read;
+  const Priority priority;  // in whose books it stands, whatever becomes of its pieces
   std::mutex mutex;
   int64_t pending;
   bool has_failure = false;
@@ -147,7 +148,20 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     job.priority = priority;
     add_window(&jobs, job);
   }
-  enqueue(jobs);
+  if (priority == Priority::kBackground && !is_serial_) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool is_new = !closed_ && std::find(hooked_.begin(), hooked_.end(), residency) == hooked_.end();
+    if (is_new) hooked_.push_back(residency);
+    lock.unlock();
+    if (is_new) {
+      residency->set_urgent_hook([this, residency](int slot) { promote(residency, slot); });
+      lock.lock();
+      const bool is_late = closed_;  // close() has taken the hooks away already
+      lock.unlock();
+      if (is_late) residency->set_urgent_hook(nullptr);
+    }
+  }
+  enqueue(jobs, static_cast<int64_t>(reads.size()));
   if (priority == Priority::kDemand) {
     num_submitted_.fetch_add(static_cast<int64_t>(reads.size()), std::memory_order_release);
   }
@@ -155,16 +169,32 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
 
 void FileReader::add_window(std::vector<Job>* jobs, const Job& whole) const {
   const int64_t nbytes = whole.read.need_nbytes;
-  if (is_serial_ || whole.priority != Priority::kDemand || nbytes <= kDemandPieceBytes) {
-    jobs->push_back(whole);
+  const int64_t num_pieces = std::max<int64_t>(1, (nbytes + kWindowPieceBytes - 1) / kWindowPieceBytes);
+  Job job = whole;
+  job.window = std::make_shared<Window>(whole.read, whole.priority, is_serial_ ? 1 : num_pieces);
+  if (is_serial_ || num_pieces == 1) {
+    jobs->push_back(job);
     return;
   }
-  Job job = whole;
-  job.window = std::make_shared<Window>(whole.read, (nbytes + kDemandPieceBytes - 1) / kDemandPieceBytes);
-  for (int64_t at = 0; at < nbytes; at += kDemandPieceBytes) {
-    job.read = piece_of(whole.read, at, kDemandPieceBytes);
+  for (int64_t at = 0; at < nbytes; at += kWindowPieceBytes) {
+    job.read = piece_of(whole.read, at, kWindowPieceBytes);
     jobs->push_back(job);
   }
+}
+
+// A step waits for what was to be read some time: its pieces that nobody has begun join the queue of demand.
+void FileReader::promote(const Residency* residency, int slot) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto is_wanted = [&](const Job& job) { return job.residency == residency && job.read.slot == slot; };
+    for (Job& job : background_) {
+      if (!is_wanted(job)) continue;
+      job.priority = Priority::kDemand;
+      queue_.push_back(job);
+    }
+    background_.erase(std::remove_if(background_.begin(), background_.end(), is_wanted), background_.end());
+  }
+  wake_.notify_all();
 }
 
 void FileReader::read_many(const std::vector<ExactRead>& reads) {
@@ -186,13 +216,13 @@ void FileReader::read_many(const std::vector<ExactRead>& reads) {
     }
   }
   batch.pending = static_cast<int64_t>(jobs.size());
-  enqueue(jobs);
+  enqueue(jobs, batch.pending);
   std::unique_lock<std::mutex> lock(batch.mutex);
   batch.done.wait(lock, [&] { return batch.pending == 0; });
   if (batch.has_failure) throw ReadFailed(batch.failure);
 }
 
-void FileReader::enqueue(const std::vector<Job>& jobs) {
+void FileReader::enqueue(const std::vector<Job>& jobs, int64_t num_reads) {
   if (jobs.empty()) return;
   const Priority priority = jobs.front().priority;  // of all of them
   bool is_refused = false;
@@ -203,8 +233,8 @@ void FileReader::enqueue(const std::vector<Job>& jobs) {
       // First what can run out of memory: a throw then leaves nothing behind.
       std::deque<Job>& queue = priority == Priority::kDemand ? queue_ : background_;
       if (!is_serial_) queue.insert(queue.end(), jobs.begin(), jobs.end());
-      begin_busy(priority, static_cast<int64_t>(jobs.size()));
     }
+    begin_busy(priority, num_reads);
   }
   if (is_refused) {
     cancel({jobs.begin(), jobs.end()});
@@ -246,50 +276,20 @@ void FileReader::run(const Job& job) {
   const bool is_background = job.priority == Priority::kBackground;
   const Priority before = current_priority;
   current_priority = job.priority;
-  const bool is_good = is_background    ? read_in_pieces(job.read, &failure)
-                       : job.residency ? read_window(job.read, &failure)
-                                       : read_exact(job.read, &failure);
+  const bool is_good = job.residency ? read_window(job.read, &failure) : read_exact(job.read, &failure);
   current_priority = before;
-  {
-    // Before the end is told: whoever sees its read done also finds it in the statistics.
+  if (is_background && !is_serial_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (is_background && !is_serial_) --num_background_running_;
-    end_busy(job.priority);
+    --num_background_running_;
   }
   end(job, is_good ? nullptr : &failure);
-  if (is_background) {
-    wake_.notify_one();  // another background read may begin
-    background_ended_.notify_all();
-  }
+  if (is_background) wake_.notify_one();  // another background read may begin
 }
 
-// Demand that has come meanwhile goes first, on this very thread.
-void FileReader::serve_demand() {
-  for (;;) {
-    Job job;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (queue_.empty()) return;
-      job = queue_.front();
-      queue_.pop_front();
-    }
-    run(job);
-  }
-}
-
-bool FileReader::read_in_pieces(const WindowRead& read, ReadFailure* failure) {
-  for (int64_t at = 0; at < read.need_nbytes; at += kBackgroundPieceBytes) {
-    if (!is_serial_) serve_demand();
-    if (read_window(piece_of(read, at, kBackgroundPieceBytes), failure)) continue;
-    *failure = failure_of_whole(read, at, *failure);
-    return false;
-  }
-  return true;
-}
-
-void FileReader::end_piece(const Job& job, const ReadFailure* failure) {
-  Window& window = *job.window;
-  {
+void FileReader::end(const Job& job, const ReadFailure* failure) {
+  Priority books_of = job.priority;
+  if (job.window) {
+    Window& window = *job.window;
     std::lock_guard<std::mutex> lock(window.mutex);
     if (failure) {
       const ReadFailure whole = failure_of_whole(window.read, job.read.offset - window.read.offset, *failure);
@@ -297,16 +297,16 @@ void FileReader::end_piece(const Job& job, const ReadFailure* failure) {
       window.has_failure = true;
     }
     if (--window.pending > 0) return;
+    // The last piece: nobody else comes here any more.
+    books_of = window.priority;
+    failure = window.has_failure ? &window.failure : nullptr;
   }
-  // The last one: nobody else comes here any more.
-  Job whole = job;
-  whole.window.reset();
-  whole.read = window.read;
-  end(whole, window.has_failure ? &window.failure : nullptr);
-}
-
-void FileReader::end(const Job& job, const ReadFailure* failure) {
-  if (job.window) return end_piece(job, failure);
+  {
+    // Before the end is told: whoever sees its read done also finds it in the statistics.
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_busy(books_of);
+  }
+  if (books_of == Priority::kBackground) background_ended_.notify_all();
   if (job.residency) {
     if (failure) {
       job.residency->fail(job.read.slot, *failure);
@@ -382,7 +382,6 @@ void FileReader::cancel_background() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     cancelled.swap(background_);
-    for (size_t i = 0; i < cancelled.size(); ++i) end_busy(Priority::kBackground);
   }
   cancel(cancelled);
   background_ended_.notify_all();
@@ -391,13 +390,16 @@ void FileReader::cancel_background() {
 void FileReader::close() {
   std::deque<Job> cancelled;
   std::vector<std::thread> threads;
+  std::vector<Residency*> hooked;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
     cancelled.swap(queue_);
     threads.swap(threads_);
-    for (size_t i = 0; i < cancelled.size(); ++i) end_busy(Priority::kDemand);
+    hooked.swap(hooked_);
   }
+  // Not under the mutex: a hook in progress takes it.
+  for (Residency* residency : hooked) residency->set_urgent_hook(nullptr);
   cancel_background();
   wake_.notify_all();
   cancel(cancelled);

@@ -71,6 +71,7 @@ class FileReader {
   bool is_direct(int file_id) const;
 
   // Queue reads whose slots are `loading` with as many pending reads. After close() each of them fails with ECANCELED.
+  // Background reads of a slot that a step leases meanwhile become demand. The residency must outlive this reader.
   void submit(Residency* residency, const std::vector<WindowRead>& reads, Priority priority = Priority::kDemand);
 
   // Windows taken on by submit on demand so far; a submit that throws takes on none.
@@ -105,7 +106,7 @@ class FileReader {
     std::atomic<bool> is_direct{false};
   };
   struct Batch;   // a read_many in progress
-  struct Window;  // a demand window whose pieces are read side by side
+  struct Window;  // a window of a slot whose pieces are read side by side
   struct Job {
     Residency* residency = nullptr;  // a window of a slot,
     Batch* batch = nullptr;          // or a piece of a batch
@@ -129,20 +130,18 @@ class FileReader {
   };
 
   void work();
-  void enqueue(const std::vector<Job>& jobs);
+  void enqueue(const std::vector<Job>& jobs, int64_t num_reads);
   void run(const Job& job);
   void add_window(std::vector<Job>* jobs, const Job& whole) const;
-  static void end(const Job& job, const ReadFailure* failure);
-  static void end_piece(const Job& job, const ReadFailure* failure);
-  static void cancel(const std::deque<Job>& jobs);
+  void promote(const Residency* residency, int slot);
+  void end(const Job& job, const ReadFailure* failure);
+  void cancel(const std::deque<Job>& jobs);
   Books& books(Priority priority) { return books_[static_cast<int>(priority)]; }
   void begin_busy(Priority priority, int64_t num_jobs);  // mutex held
   void end_busy(Priority priority);                      // mutex held
 
   File& file(int file_id) const;
   bool read_window(const WindowRead& read, ReadFailure* failure);
-  bool read_in_pieces(const WindowRead& read, ReadFailure* failure);
-  void serve_demand();
   bool read_exact(const WindowRead& read, ReadFailure* failure);
   bool read_buffered(int file_id, int64_t offset, int64_t nbytes, uint8_t* dest, int* error, int64_t* got);
   int64_t read_once(int file_id, bool direct, int64_t offset, int64_t nbytes, uint8_t* dest);  // -errno on failure
@@ -155,6 +154,7 @@ class FileReader {
   std::condition_variable background_ended_;
   std::deque<Job> queue_;
   std::deque<Job> background_;
+  std::vector<Residency*> hooked_;  // whose leases promote our background reads
   int num_background_running_ = 0;
   int background_limit_ = 1;
   bool closed_ = false;

@@ -66,7 +66,8 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
   check_name(layer, 0);
   for (int64_t i = 0; i < n; ++i) check_name(layer, ids[i]);
 
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::vector<int> loading;  // seldom any
   for (int64_t i = 0; i < n; ++i) seen_[ids[i]] = 1;
   const int64_t now = clock_.load(std::memory_order_relaxed) + 1;
   clock_.store(now, std::memory_order_relaxed);
@@ -85,6 +86,7 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
     }
     lease(slot);
     hits->push_back(expert);
+    if (state(slot) == SlotState::kLoading) loading.push_back(slot);
   }
   if (phase_ == Phase::kDecode) ++decode_steps_;
   RequestCounters& sums = counters_[static_cast<int>(phase_)];
@@ -94,6 +96,16 @@ void Residency::acquire(int layer, const int32_t* ids, int64_t n, std::vector<in
   sums.hits += num_hits;
   sums.misses += num_misses;
   sums.needed_bytes += (num_hits + num_misses) * expert_nbytes_[layer];
+  lock.unlock();
+  if (loading.empty()) return;
+  std::lock_guard<std::mutex> hook_lock(hook_mutex_);
+  if (!urgent_hook_) return;
+  for (const int slot : loading) urgent_hook_(slot);
+}
+
+void Residency::set_urgent_hook(std::function<void(int slot)> hook) {
+  std::lock_guard<std::mutex> lock(hook_mutex_);
+  urgent_hook_ = std::move(hook);
 }
 
 bool Residency::try_lease(int layer, int expert) {

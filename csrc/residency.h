@@ -19,6 +19,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -110,6 +111,10 @@ class Residency {
   // Give one lease back.
   void release(int layer, int expert);
 
+  // Have `hook(slot)` called for each slot that acquire leases while it is loading: its reads may be queued behind others.
+  // Called by the thread that acquires, without the mutex; empty: nobody is told. Returns when no call is in progress.
+  void set_urgent_hook(std::function<void(int slot)> hook);
+
   // --- what a cache uses ---------------------------------------------------------------------------------------
 
   // free -> loading with one lease for the caller. `parts` holds num_parts addresses (unused ones 0); num_reads
@@ -199,6 +204,8 @@ class Residency {
   std::vector<int64_t> decode_requests_;
   std::vector<int64_t> expert_nbytes_;  // [num_layers]
   std::vector<uint8_t> seen_;           // [num_experts], scratch of acquire; all 0 between calls
+  std::mutex hook_mutex_;               // never together with mutex_
+  std::function<void(int)> urgent_hook_;
   std::atomic<int64_t> clock_{0};
   double decay_ = 1.0;
   Phase phase_ = Phase::kPrefill;

@@ -92,6 +92,7 @@ MoeLayer::~MoeLayer() { abort(); }
 const std::vector<int32_t>& MoeLayer::run(ThreadPool& pool, const float* x, const int32_t* ids, const float* weights,
                                           int64_t num_tokens, int64_t k, float* out, bool defer) {
   static const std::vector<int32_t> kNoMisses;
+  stall_ns_ = 0;
   if (workspace_) throw std::logic_error("the last step of this layer has not ended: finish or abort it");
   if (num_tokens < 0 || k <= 0) throw std::invalid_argument("a step needs at least one expert per token");
   if (num_tokens == 0) return kNoMisses;
@@ -110,7 +111,7 @@ const std::vector<int32_t>& MoeLayer::run(ThreadPool& pool, const float* x, cons
   out_ = out;
   group_by_expert();
   if (defer || !workspace_->misses.empty()) return workspace_->misses;
-  compute_waiting(pool, 0);
+  stall_ns_ = compute_waiting(pool, 0);
   sum_results(pool);
   end_step();
   return kNoMisses;

@@ -73,6 +73,9 @@ class MoeLayer {
 
   bool is_pending() const { return workspace_ != nullptr; }
 
+  // Nanoseconds that the last `run` waited for experts whose loads were under way.
+  int64_t run_stall_ns() const { return stall_ns_; }
+
  private:
   void group_by_expert();
   int64_t compute_waiting(ThreadPool& pool, int64_t max_experts);
@@ -93,6 +96,7 @@ class MoeLayer {
   int64_t num_tokens_ = 0;
   int64_t k_ = 0;
   float* out_ = nullptr;
+  int64_t stall_ns_ = 0;
 };
 
 // Bytes a step of this size needs besides x and out: for the memory plan.

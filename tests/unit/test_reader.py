@@ -53,6 +53,48 @@ def read_window(reader: Reader, where: ByteRange) -> bytes:
         arena.close()
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_window_of_many_pieces_fails_once_where_its_first_bad_piece_stopped(
+    path: Path, content: bytes, serial: bool, background: bool
+) -> None:
+    """Two pieces fail; the slot hears of it when none is under way any more, and a second attempt is right."""
+    reader = Reader([path], [len(content)], serial=serial)
+    where = ByteRange(0, 12_345, 5_000_000)
+    window = reader.window(where)
+    need = window.shift + where.nbytes
+    bad = [window.offset + 1_600_000, window.offset + 3_300_000]
+    arena = Arena(where.nbytes + 3 * PAGE_BYTES)
+    residency = Residency(1, 1, 1, 1)
+    try:
+        for attempt in range(2):
+            if attempt == 0:
+                for offset in bad[:1] if serial else reversed(bad):
+                    reader.native.inject_fault(0, offset, 1, errno.EIO, 1)
+            residency.reserve(0, 0, 0, [arena.address + window.shift], 1, False)
+            reader.submit(residency, [(0, 0, window.offset, window.nbytes, need, arena.address)], background=background)
+            if attempt == 0:
+                with pytest.raises(ReadFailed) as failed:
+                    residency.wait(0, 0)
+                error = failed.value
+                assert (error.errno, error.offset, error.wanted) == (errno.EIO, window.offset, need)
+                # What stands before the first bad piece; in one piece, nothing is known to have come.
+                assert error.got <= bad[0] - window.offset and (
+                    serial or error.got >= bad[0] - window.offset - (512 << 10)
+                )
+                if not serial:
+                    assert reader.stats(background=background).num_reads >= 8, "other pieces went on"
+            else:
+                residency.wait(0, 0)
+                assert ctypes.string_at(arena.address + window.shift, where.nbytes) == content[12_345:5_012_345]
+            residency.release(0, 0)
+            reader.wait_background(0, 10_000)
+            assert residency.collect_failed() == ([0] if attempt == 0 else [])
+    finally:
+        reader.close()
+        arena.close()
+
+
 @pytest.mark.parametrize("serial", [False, True])
 def test_windows_and_exact_reads_of_any_alignment_are_right(path: Path, content: bytes, serial: bool) -> None:
     rng = random.Random(5)

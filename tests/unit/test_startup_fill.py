@@ -153,6 +153,49 @@ def test_demand_goes_before_background_reads(tmp_path: pytest.TempPathFactory) -
         world.residency.release(2, 3)
 
 
+def test_a_background_read_that_a_step_asks_for_goes_before_the_others(tmp_path: pytest.TempPathFactory) -> None:
+    """The last of many queued reads is leased: it ends while others are still queued."""
+    file = write_experts(tmp_path / "x.bin", num_experts=96, hidden=256, inner=256)  # type: ignore[operator]
+    with World(file, k=K, cache_bytes=all_windows_bytes(file.catalog)) as world:
+        world.reader.set_background_limit(1)
+        with world.cache.lock:
+            for expert in range(96):
+                reservation = world.cache.reserve_free(1, expert)
+                assert reservation is not None
+                world.reader.submit(world.residency, reservation.reads, background=True)
+                world.residency.release(1, expert)
+        ids = np.array([95], np.int32)
+        hits, misses = world.residency.acquire(1, ids.ctypes.data, 1)
+        assert (hits, misses) == ([95], [])
+        world.residency.wait(1, 95)
+        pending = world.reader.wait_background(0, 0)
+        assert pending > 0, "background reads were still queued when the one that was asked for was done"
+        world.residency.release(1, 95)
+        assert world.reader.wait_background(0, 10_000) == 0
+        world.cache.settle()
+        assert world.cache.num_slots == 96
+
+
+def test_a_step_after_the_reader_has_closed_tells_nobody(file: ExpertFile) -> None:
+    """The reader's close takes its hook out of the table: a later lease must not call into what is gone."""
+    with World(file, k=K, cache_bytes=all_windows_bytes(file.catalog)) as world:
+        reservation = world.cache.reserve_free(1, 0)
+        assert reservation is not None
+        world.reader.submit(world.residency, reservation.reads, background=True)
+        world.residency.release(1, 0)
+        world.reader.close()
+        other = world.cache.reserve_free(1, 1)
+        assert other is not None
+        ids = np.array([1], np.int32)
+        assert world.residency.acquire(1, ids.ctypes.data, 1) == ([1], [])
+        world.reader.submit(world.residency, other.reads, background=True)
+        with pytest.raises(ReadFailed) as failed:
+            world.residency.wait(1, 1)
+        assert failed.value.errno == errno.ECANCELED
+        for _ in range(2):
+            world.residency.release(1, 1)
+
+
 def test_cancelled_background_reads_end_as_failures(file: ExpertFile, tmp_path: object) -> None:
     with World(file, k=K, cache_bytes=all_windows_bytes(file.catalog)) as world:
         world.reader.set_background_limit(1)

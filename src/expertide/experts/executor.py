@@ -169,6 +169,7 @@ class MoEExecutor:
         y_TH = torch.empty_like(x_TH)
         try:
             misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH)
+            self._stall(step.begin_stall_ns)
             if misses:
                 with Uninterrupted():
                     self._serve(step, layer_id, misses, meanwhile)
@@ -206,6 +207,7 @@ class MoEExecutor:
         streams = phase == "prefill" and self._reads_ahead and len(x_TH) > 0 and not self._cache.holds_everything
         try:
             misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH, defer=streams)
+            self._stall(step.begin_stall_ns)
         except ReadFailed as error:
             self._abandon(step, layer_id, ())
             raise self._storage_error(error, layer_id) from error

@@ -32,9 +32,13 @@ class LayerStep(Protocol):
 
     Attributes:
         owns_its_leases: at no moment of `begin` is a lease known to a Python variable only.
+        begin_stall_ns: nanoseconds that the last `begin` waited for loads under way.
     """
 
     owns_its_leases: bool
+
+    @property
+    def begin_stall_ns(self) -> int: ...
 
     def begin(
         self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
@@ -153,6 +157,10 @@ class NativeLayer:
         return self._layer.finish(self._pool, experts, last, max_experts)
 
     @property
+    def begin_stall_ns(self) -> int:
+        return self._layer.run_stall_ns
+
+    @property
     def num_waiting(self) -> int:
         return self._layer.num_waiting
 
@@ -171,6 +179,7 @@ class ReferenceLayer:
         self._shape = shape
         self._kernels = kernels
         self._leased: list[int] = []  # by this step, not computed yet; ascending within a call
+        self.begin_stall_ns = 0
 
     def begin(
         self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
@@ -181,8 +190,9 @@ class ReferenceLayer:
         hits, misses = self._residency.acquire(self._layer_id, topk_ids_TK.data_ptr(), topk_ids_TK.numel())
         self._leased = hits
         self._results_TKH = torch.empty(*topk_ids_TK.shape, x_TH.shape[1], dtype=torch.float32)
+        self.begin_stall_ns = 0
         if not misses and not defer:
-            self.finish((), last=True)
+            self.begin_stall_ns = self.finish((), last=True)
         return misses
 
     def finish(self, experts: Sequence[int], *, last: bool, max_experts: int = 0) -> int:
