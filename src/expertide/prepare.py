@@ -88,8 +88,13 @@ def model_path(name: str | Path) -> Path:
         return Path(name)
 
 
-def prepare(model: str | Path, options: Options, settings: Settings | None = None) -> Prepared:
+def prepare(
+    model: str | Path, options: Options, settings: Settings | None = None, *, server_bytes: int = 0
+) -> Prepared:
     """Look at the file and the machine, and plan.
+
+    Args:
+        server_bytes: what other processes of this program take of the budget.
 
     Raises:
         FormatError, UnsupportedError, StorageError: the file.
@@ -132,6 +137,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         decodes_tiles=settings.kernels == "reference" or bool(types_without_native_kernels(architecture, catalog)),
+        server_bytes=server_bytes,
     )
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
@@ -197,10 +203,12 @@ def needs_of(
     num_threads: int,
     kv_dtype: str,
     decodes_tiles: bool,
+    server_bytes: int = 0,
 ) -> ModelNeeds:
     """What this model asks of memory, for `placement.plan`.
 
     Args:
+        server_bytes: what the program's other processes take.
         decodes_tiles: some matrix runs on the reference kernels, which decode it in tiles.
     """
     config = architecture.config
@@ -219,6 +227,7 @@ def needs_of(
         expert_window_bytes=placement.expert_window_bytes(catalog),
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
+        server_bytes=server_bytes,
     )
 
 
