@@ -199,7 +199,8 @@ def test_logprobs_are_of_the_models_own_distribution_and_the_first_prompt_token_
     params = SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=1, logit_bias={likely[0]: 50.0})
     for chunk in (1, 2, 64):
         generation = Engine(FakeModel(), chunk=chunk, context=64).generate(prompt, params, keep_prefix=True)
-        assert list(generation)[0] == likely[0]
+        drawn = list(generation)
+        assert drawn[0] == likely[0]
         assert [entry.token_id for entry in generation.logprobs] == generation.token_ids
         first = generation.logprobs[0]
         assert first.logprob == pytest.approx(hit, abs=1e-12)
