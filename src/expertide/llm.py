@@ -298,8 +298,8 @@ class LLM:
         Raises:
             RequestError: an empty part, an unknown token id, or both together longer than the context window.
         """
-        self._check_ids(context_ids)
-        self._check_ids(continuation_ids)
+        self.check_ids(context_ids)
+        self.check_ids(continuation_ids)
         if context_ids and continuation_ids:
             self.check_prompt([*context_ids, *continuation_ids])
         runtime = self._acquire()
@@ -389,10 +389,15 @@ class LLM:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        self._check_ids(prompt)
+        self.check_ids(prompt)
         return list(prompt)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse what is no list of this model's token ids.
+
+        Raises:
+            RequestError: not a sequence of whole numbers, or one outside the vocabulary.
+        """
         vocab_size = self.prepared.architecture.config.vocab_size
         # Bytes are a sequence of whole numbers too, but whoever passes them means text.
         if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Sequence):

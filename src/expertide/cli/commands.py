@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from expertide import __version__
-from expertide.cli import bench, chat, doctor, evaluate, inspect, plan, run, trace
+from expertide.cli import bench, chat, doctor, evaluate, inspect, plan, run, serve, trace
 
 app = typer.Typer(
     name="expertide",
@@ -37,6 +37,7 @@ def root(
 
 app.command("run")(run.command)
 app.command("chat")(chat.command)
+app.command("serve")(serve.command)
 app.command("inspect")(inspect.command)
 app.command("plan")(plan.command)
 app.command("doctor")(doctor.command)
