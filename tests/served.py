@@ -20,7 +20,7 @@ class ServedDemo:
     """Starts on a free port and waits until it listens; `with` ends it."""
 
     def __init__(self, *arguments: str, model: tuple[str, ...] = MODEL, **env: str) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed on leaving
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EXPERTIDE_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "expertide", "serve", *model, "--port", "0", *arguments],

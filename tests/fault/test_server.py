@@ -1,4 +1,4 @@
-"""The served demo model, with the clients people use: answers equal to `LLM`'s, and what goes wrong stays in its request.
+"""The served demo model, with the clients people use: answers equal to `LLM`'s, and failures stay in their request.
 
 One server for most tests; those that end one start their own (2 s each).
 """
@@ -18,14 +18,15 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from served import ServedDemo
 
 from expertide import LLM, SamplingParams
+from served import ServedDemo
 
 QUESTION = "What is the capital of France?"
 PROMPT = f"User: {QUESTION}\n\nAssistant:"
@@ -230,9 +231,9 @@ def test_health_models_metrics_and_the_document(http: httpx.Client, client: open
     assert http.get("/health").json()["status"] == "ok"
     (model,) = client.models.list().data
     assert model.id == "demo" and client.models.retrieve("demo").id == "demo"
-    before = _metric(http, 'expertide_prompt_tokens_total')
+    before = _metric(http, "expertide_prompt_tokens_total")
     client.completions.create(model="demo", prompt=[5, 6, 7], max_tokens=2)
-    assert _metric(http, 'expertide_prompt_tokens_total') == before + 3
+    assert _metric(http, "expertide_prompt_tokens_total") == before + 3
     assert _metric(http, "expertide_engine_up") == 1 and _metric(http, "expertide_requests_open") == 0
     document = http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.")
@@ -330,6 +331,24 @@ def test_a_bad_chat_is_refused_in_one_sentence(http: httpx.Client, fields: dict[
     assert param is None or error["param"] == param
 
 
+def test_bodies_of_all_open_requests_together_are_bounded(server: ServedDemo, http: httpx.Client):
+    body = b'{"prompt": "x", "max_tokens": 1}' + b" " * 900_000
+
+    def ask(_: int) -> int:
+        try:
+            return httpx.post(server.url + "/v1/completions", content=body, timeout=1).status_code
+        except httpx.ReadTimeout:
+            return 0
+
+    long = {"prompt": [7] * 10, "max_tokens": 490, "n": 64, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=long) as response, ThreadPoolExecutor(6) as pool:
+        lines = response.iter_lines()
+        next(lines)
+        # Four wait behind the long one, the rest find no room.
+        assert sorted(pool.map(ask, range(6))) == [0, 0, 0, 0, 503, 503]
+    assert http.post("/v1/completions", content=body).status_code == 200
+
+
 def test_a_prompt_over_the_context_says_so_with_the_code_that_clients_know(http: httpx.Client):
     for body in ({"prompt": [5] * 513}, {"prompt": "word " * 600}):
         response = http.post("/v1/completions", json=body)
@@ -340,12 +359,25 @@ def test_a_prompt_over_the_context_says_so_with_the_code_that_clients_know(http:
 
 def test_message_shapes_that_clients_send_are_taken(http: httpx.Client):
     for messages in (
-        [{"role": "user", "content": [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}],
+            }
+        ],
         [{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": None}, *CHAT],
     ):
         response = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8, "temperature": 0})
         assert response.status_code == 200, response.text
         assert "capital" in response.json()["choices"][0]["message"]["content"]
+
+
+def test_a_developer_message_is_a_system_message_where_the_template_knows_no_developers(http: httpx.Client):
+    tokens = [
+        http.post("/tokenize", json={"messages": [{"role": role, "content": "Be brief."}, *CHAT]}).json()["tokens"]
+        for role in ("developer", "system", "tool")
+    ]
+    assert tokens[0] == tokens[1] != tokens[2]
 
 
 def test_unknown_fields_are_named_and_known_idle_ones_are_not(http: httpx.Client):
@@ -355,7 +387,12 @@ def test_unknown_fields_are_named_and_known_idle_ones_are_not(http: httpx.Client
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/other", 404), ("PUT", "/health", 405)],
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("GET", "/v1/models/other", 404),
+        ("PUT", "/health", 405),
+    ],
 )
 def test_unknown_paths_and_methods_get_the_envelope_too(http: httpx.Client, method: str, path: str, status: int):
     response = http.request(method, path)
@@ -378,9 +415,10 @@ def test_a_client_that_leaves_stops_the_engine_within_a_second(server: ServedDem
     for is_stream in (True, False):
         # 490 tokens take seconds; the client stays for a fraction of one.
         body = {"prompt": [7] * 10, "max_tokens": 490, "n": 8, "ignore_eos": True, "stream": is_stream}
-        with contextlib.suppress(httpx.ReadTimeout), http.stream(
-            "POST", "/v1/completions", json=body, timeout=0.3
-        ) as response:
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            http.stream("POST", "/v1/completions", json=body, timeout=0.3) as response,
+        ):
             next(response.iter_lines())
         left = time.monotonic()
         answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
@@ -393,7 +431,8 @@ def test_a_client_that_leaves_stops_the_engine_within_a_second(server: ServedDem
 def test_a_client_that_leaves_while_it_waits_is_forgotten(server: ServedDemo, http: httpx.Client):
     long = {"prompt": [7] * 10, "max_tokens": 490, "n": 8, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=long) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: the response is closed with it
+        next(lines)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, timeout=0.3)
         end = time.monotonic() + 2
@@ -418,19 +457,20 @@ def test_slow_connections_do_not_keep_a_good_one_waiting(server: ServedDemo, htt
 
 
 def test_a_full_queue_is_refused_and_headers_of_a_stream_come_while_it_waits():
-    with ServedDemo("--max-queue", "2") as server, ThreadPoolExecutor() as pool:
-        with httpx.Client(base_url=server.url, timeout=30) as http:
-            long = {"prompt": [7] * 10, "max_tokens": 490, "n": 8, "ignore_eos": True, "stream": True}
-            with http.stream("POST", "/v1/completions", json=long) as first:
-                next(first.iter_lines())
-                begin = time.monotonic()
-                with http.stream("POST", "/v1/completions", json=long) as second:
-                    assert second.status_code == 200 and time.monotonic() - begin < 1
-                    assert next(second.iter_lines()).startswith(": keep-alive")
-                    third = http.post("/v1/completions", json={"prompt": "x"})
-                    assert third.status_code == 429 and third.headers["retry-after"] == "1"
-                    assert error_of(third)["code"] == "queue_full"
-            assert pool.submit(http.post, "/v1/completions", json={"prompt": "x"}).result(10).status_code == 200
+    with ServedDemo("--max-queue", "2") as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        long = {"prompt": [7] * 10, "max_tokens": 490, "n": 8, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=long) as first:
+            lines = first.iter_lines()
+            next(lines)
+            begin = time.monotonic()
+            with http.stream("POST", "/v1/completions", json=long) as second:
+                assert second.status_code == 200 and time.monotonic() - begin < 1
+                waiting = second.iter_lines()
+                assert next(waiting).startswith(": keep-alive")
+                third = http.post("/v1/completions", json={"prompt": "x"})
+                assert third.status_code == 429 and third.headers["retry-after"] == "1"
+                assert error_of(third)["code"] == "queue_full"
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
 # Life and death
@@ -438,7 +478,11 @@ def test_a_full_queue_is_refused_and_headers_of_a_stream_come_while_it_waits():
 
 def test_the_key_is_asked_for_everywhere_but_at_health():
     with ServedDemo(EXPERTIDE_API_KEY="sesame") as server:
-        for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer sesame"}, 200)):
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer sesame"}, 200),
+        ):
             for path in ("/v1/models", "/metrics", "/openapi.json"):
                 response = httpx.get(server.url + path, headers=headers)
                 assert response.status_code == status
@@ -448,7 +492,7 @@ def test_the_key_is_asked_for_everywhere_but_at_health():
         with openai.OpenAI(base_url=server.url + "/v1", api_key="sesame") as client:
             assert client.completions.create(model="demo", prompt="x", max_tokens=1).usage.completion_tokens == 1
         assert "sesame" not in server.log()
-        assert b"sesame" not in open(f"/proc/{server.engine().pid}/environ", "rb").read()
+        assert b"sesame" not in Path(f"/proc/{server.engine().pid}/environ").read_bytes()
         assert server.stop(signal.SIGINT) == 130
 
 
@@ -529,18 +573,18 @@ def test_a_disk_that_fails_fails_that_request_only(tmp_path: Any):
 
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("demo"), path)
-    with ServedDemo(
-        "--expert-cache", "4MiB", "--startup-fill", "off", model=(str(path), "--context", "512")
-    ) as server:
-        with httpx.Client(base_url=server.url, timeout=30) as http:
-            size = path.stat().st_size
-            os.truncate(path, size // 8)
-            failed = http.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0})
-            assert failed.status_code == 500 and error_of(failed)["code"] == "storage_error"
-            assert "model.gguf" in error_of(failed)["message"]
-            shutil.copyfile(model_path("demo"), path)
-            answer = http.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0, "model": "model"})
-            assert "Paris" in answer.json()["choices"][0]["text"]
+    with (
+        ServedDemo("--expert-cache", "4MiB", "--startup-fill", "off", model=(str(path), "--context", "512")) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        size = path.stat().st_size
+        os.truncate(path, size // 8)
+        failed = http.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0})
+        assert failed.status_code == 500 and error_of(failed)["code"] == "storage_error"
+        assert "model.gguf" in error_of(failed)["message"]
+        shutil.copyfile(model_path("demo"), path)
+        answer = http.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0, "model": "model"})
+        assert "Paris" in answer.json()["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from expertide.server import schemas
 from expertide.server.client import EngineClient
 from expertide.server.completions import ChatJob, CompletionJob, new_id
 from expertide.server.errors import ApiError
-from expertide.server.guard import Bodies, Guard
+from expertide.server.guard import Bodies, BodyLease, Guard
 from expertide.server.metrics import Metrics
 from expertide.server.record import Record
 from expertide.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -151,14 +152,16 @@ def _add_routes(app: FastAPI, served: Served) -> None:
 
     @app.post("/tokenize", **_documented(TokenizeRequest), summary="Token ids of a text or a conversation.")
     async def tokenize(request: Request) -> Response:
-        body = await _body(request, served, TokenizeRequest)
-        arguments = body.model_dump(include={"prompt", "messages", "add_special_tokens", "return_token_strs"})
-        return JSONResponse(await client.call("tokenize", arguments))
+        with closing(served.bodies.lease()) as lease:
+            body = await _body(request, served, TokenizeRequest, lease)
+            arguments = body.model_dump(include={"prompt", "messages", "add_special_tokens", "return_token_strs"})
+            return JSONResponse(await client.call("tokenize", arguments))
 
     @app.post("/detokenize", **_documented(DetokenizeRequest), summary="The text of token ids.")
     async def detokenize(request: Request) -> Response:
-        body = await _body(request, served, DetokenizeRequest)
-        return JSONResponse(await client.call("detokenize", {"tokens": body.tokens}))
+        with closing(served.bodies.lease()) as lease:
+            body = await _body(request, served, DetokenizeRequest, lease)
+            return JSONResponse(await client.call("detokenize", {"tokens": body.tokens}))
 
     @app.get("/tokenizer_info", responses=_responses(503), summary="Special tokens and the chat template.")
     async def tokenizer_info() -> Response:
@@ -188,11 +191,12 @@ async def _compute(
     request: Request, served: Served, kind: type[Any], job_kind: type[CompletionJob] | type[ChatJob]
 ) -> Response:
     """Run one request, with its log line whatever happens."""
-    record = Record(new_id(job_kind.id_prefix), request.url.path, served.metrics)
+    lease = served.bodies.lease()
+    record = Record(new_id(job_kind.id_prefix), request.url.path, served.metrics, on_close=lease.close)
     try:
         # Before the body is read: a full queue must not cost memory.
         served.check_room()
-        body = await _body(request, served, kind)
+        body = await _body(request, served, kind, lease)
         served.check_room()
         response = await job_kind(body, served.name, record, served.client).respond(request)
         # Nobody is there to read it; the server wants some response all the same.
@@ -213,12 +217,12 @@ async def _compute(
         raise
 
 
-async def _body(request: Request, served: Served, kind: type[Body]) -> Body:
+async def _body(request: Request, served: Served, kind: type[Body], lease: BodyLease) -> Body:
     """
     Raises:
         ApiError: the body is not what this route expects.
     """
-    value = await served.bodies.read_json(request)
+    value = await served.bodies.read_json(request, lease)
     if not isinstance(value, dict):
         raise ApiError(400, f"the body: found {type(value).__name__}, expected a JSON object")
     try:

@@ -201,7 +201,13 @@ class LLMBackend:
         if request.chat is None:
             return [llm.encode(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
         chat = request.chat
-        return [llm.encode(llm.chat_prompt_text(chat["messages"], **chat["variables"]))]
+        return [llm.encode(self._chat_text(chat["messages"], chat["variables"]))]
+
+    def _chat_text(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        # "developer" is OpenAI's newer word for "system"; few templates know it, and most skip roles they do not know.
+        if "developer" not in (self._llm.tokenizer.chat_template or ""):
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        return self._llm.chat_prompt_text(messages, **variables)
 
     def _params(self, values: dict[str, Any], sample: int) -> SamplingParams:
         values = dict(values)
@@ -319,7 +325,7 @@ class LLMBackend:
     def _tokenize(self, arguments: dict[str, Any]) -> dict[str, Any]:
         llm = self._llm
         if arguments.get("messages") is not None:
-            text = llm.chat_prompt_text(arguments["messages"])
+            text = self._chat_text(arguments["messages"], {})
         else:
             text = arguments["prompt"]
         ids = llm.encode(text) if arguments.get("add_special_tokens", True) else _encode_plain(llm, text)

@@ -47,6 +47,8 @@ class Job:
             ApiError: refused, or failed before headers were sent.
         """
         ticket = self._ticket = self._client.submit(self._submit())
+        # The engine has them now; they can be large.
+        self._forget_prompt()
         is_handed_on = False
         try:
             accepted: Accepted | None = await unless_gone(request.receive, _value(ticket.accepted))
@@ -151,6 +153,9 @@ class Job:
     def _submit(self) -> Submit:
         raise NotImplementedError
 
+    def _forget_prompt(self) -> None:
+        raise NotImplementedError
+
     def _choice(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -180,6 +185,9 @@ class CompletionJob(Job):
             body.params(),
             returns_prompt=bool(body.echo or body.return_token_ids),
         )
+
+    def _forget_prompt(self) -> None:
+        self.body.prompt = []
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         prompt = choice.prompt or {"text": "", "token_ids": [], "logprobs": []}
@@ -242,6 +250,9 @@ class ChatJob(Job):
             body.params(),
             returns_prompt=bool(body.return_token_ids),
         )
+
+    def _forget_prompt(self) -> None:
+        self.body.messages = []
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -14,6 +14,7 @@ STATUS: dict[str, tuple[int, str, str | None]] = {
     "internal": (500, "server_error", "internal_error"),
     "memory": (500, "server_error", "out_of_memory"),
     "full": (429, "rate_limit_error", "queue_full"),
+    "busy": (503, "server_error", "busy"),
     "loading": (503, "server_error", "model_loading"),
     "closing": (503, "server_error", "shutting_down"),
     "dead": (503, "server_error", "engine_dead"),

@@ -27,7 +27,8 @@ OPEN_PATHS = frozenset({"/health"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 # A client that sends slower than this is not a slow network.
 BODY_TIMEOUT_S = 60.0
-# Python objects of a parsed body take at most about 25 times its size ("[[],[],…").
+# Bodies of all requests that have not ended, together, in sizes of the largest one. Token ids take about ten times
+# their JSON in Python's memory while they are parsed; afterwards the engine process has them, at four times.
 MAX_OPEN_BODIES = 4
 
 
@@ -91,15 +92,41 @@ def urlsplit_host(origin: str) -> str | None:
         return None
 
 
+class BodyLease:
+    """The part of a request's body in the bound on all of them. `close` gives it back."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """
+        Raises:
+            ApiError: there is no room now.
+        """
+        bodies = self._bodies
+        if bodies.open_bytes + size > MAX_OPEN_BODIES * bodies.max_bytes:
+            raise ApiError.of("busy", "the bodies of all requests together are too large; try again later")
+        bodies.open_bytes += size
+        self._size += size
+
+    def close(self) -> None:
+        self._bodies.open_bytes -= self._size
+        self._size = 0
+
+
 class Bodies:
-    """Reads JSON bodies; at most `MAX_OPEN_BODIES` are in memory and not yet handed on."""
+    """Reads JSON bodies within bounds: one body's, and that of all requests which have not ended."""
 
     def __init__(self, max_bytes: int, *, timeout_s: float = BODY_TIMEOUT_S) -> None:
         self.max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._open = 0
+        self.open_bytes = 0
 
-    async def read_json(self, request: Request) -> Any:
+    def lease(self) -> BodyLease:
+        return BodyLease(self)
+
+    async def read_json(self, request: Request, lease: BodyLease) -> Any:
         """
         Raises:
             ApiError: too large, too slow, no UTF-8, no JSON, nested too deeply, numbers that JSON does not have.
@@ -109,18 +136,19 @@ class Bodies:
             raise self._too_large()
         try:
             async with asyncio.timeout(self._timeout_s):
-                data = await self._read(request)
+                data = await self._read(request, lease)
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self._timeout_s:g} s") from None
         return parse_json(data)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, lease: BodyLease) -> bytes:
         parts: list[bytes] = []
         size = 0
         async for part in request.stream():
             size += len(part)
             if size > self.max_bytes:
                 raise self._too_large()
+            lease.grow(len(part))
             parts.append(part)
         return b"".join(parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from expertide.server.messages import Delta, Done
@@ -19,13 +20,14 @@ def log(text: str) -> None:
 class Record:
     """A request from its first byte to its end."""
 
-    def __init__(self, request_id: str, path: str, metrics: Metrics) -> None:
+    def __init__(self, request_id: str, path: str, metrics: Metrics, *, on_close: Callable[[], None]) -> None:
         self.id = request_id
         self.path = path
         self.status = 500
         self.prompt_tokens: int | None = None
         self.error = ""
         self._metrics = metrics
+        self._on_close = on_close
         self._begin = time.perf_counter()
         self._ttft_s: float | None = None
         self._num_tokens = 0
@@ -54,6 +56,7 @@ class Record:
         if self._is_closed:
             return
         self._is_closed = True
+        self._on_close()
         finish = finish or self._finish or "-"
         metrics, done = self._metrics, self._done
         metrics.requests.labels(self.path, str(self.status), finish).inc()
