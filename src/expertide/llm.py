@@ -10,6 +10,7 @@ Only this floor and those above know both text and engine. Any thread may call; 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import time
@@ -31,7 +32,9 @@ from expertide.settings import Settings
 
 if TYPE_CHECKING:
     from expertide.engine.engine import FinishReason, Generation, TokenScore
+    from expertide.engine.sampling import TokenConstraint
     from expertide.loading import Runtime
+    from expertide.text.grammar import Grammars
     from expertide.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -187,6 +190,7 @@ class LLM:
         *,
         keep_prefix: bool = False,
         should_stop: Callable[[], bool] | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> Stream:
         """Answer piece by piece; the pieces together are the text that `generate` gives.
 
@@ -194,6 +198,7 @@ class LLM:
             keep_prefix: reuse what an earlier prompt with the same beginning left in the KV cache.
             should_stop: asked before each layer of each token; True ends the answer with finish_reason "abort". By
                 default a Ctrl-C does.
+            constraint: holds the answer to a grammar (`grammars.json(schema)`); one per answer.
 
         Nothing is computed before the first piece is asked for. Requests of other threads wait until this one is read
         to its end or closed.
@@ -204,7 +209,7 @@ class LLM:
         ids = self._prompt_ids(prompt)
         self._opened()
         self.check_prompt(ids)
-        return Stream(self, ids, params, keep_prefix, should_stop)
+        return Stream(self, ids, params, keep_prefix, should_stop, constraint)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answer a conversation, rendered by the model's own chat template.
@@ -342,6 +347,13 @@ class LLM:
         """The "placement" object of the statistics."""
         return self._opened().placement()
 
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Makes constraints for `stream`."""
+        from expertide.text.grammar import Grammars
+
+        return Grammars(self.tokenizer)
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences worth telling the user about the file, the machine and the options."""
@@ -438,10 +450,11 @@ class Stream:
         params: SamplingParams,
         keep_prefix: bool,
         should_stop: Callable[[], bool] | None,
+        constraint: TokenConstraint | None,
     ) -> None:
         self.prompt_token_ids = prompt_ids
         self._llm = llm
-        self._answer = _Answer(llm, prompt_ids, params, keep_prefix, should_stop)
+        self._answer = _Answer(llm, prompt_ids, params, keep_prefix, should_stop, constraint)
         self._pieces: Generator[StreamStep, None, None] | None = self._answer.steps(weakref.ref(self))
 
     def __iter__(self) -> Stream:
@@ -509,7 +522,9 @@ class _Answer:
         params: SamplingParams,
         keep_prefix: bool,
         should_stop: Callable[[], bool] | None,
+        constraint: TokenConstraint | None,
     ) -> None:
+        self._constraint = constraint
         self.output: Output | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self._should_stop = llm.interrupt if should_stop is None else should_stop
@@ -549,6 +564,7 @@ class _Answer:
             should_stop=self._should_stop,
             on_prefill=None if progress is None else lambda done, total: progress("prefill", done, total),
             keep_prefix=self._keep_prefix,
+            constraint=self._constraint,
         )
         self.prompt_logprobs = generation.prompt_logprobs
         shown: list[str] = []

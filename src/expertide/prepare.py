@@ -27,7 +27,7 @@ from expertide.models import registry
 from expertide.models.architecture import Architecture
 from expertide.options import Options
 from expertide.settings import Settings
-from expertide.text.sizes import tokenizer_bytes
+from expertide.text.sizes import grammar_bytes, tokenizer_bytes
 from expertide.units import MIB
 
 # Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, as
@@ -94,7 +94,8 @@ def prepare(
     """Look at the file and the machine, and plan.
 
     Args:
-        server_bytes: what other processes of this program take of the budget.
+        server_bytes: what other processes of this program take of the budget; not 0 means that this process will
+            hold answers to grammars, which are then planned for too.
 
     Raises:
         FormatError, UnsupportedError, StorageError: the file.
@@ -137,7 +138,7 @@ def prepare(
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         decodes_tiles=settings.kernels == "reference" or bool(types_without_native_kernels(architecture, catalog)),
-        server_bytes=server_bytes,
+        server_bytes=server_bytes + grammar_bytes(architecture.config.vocab_size) if server_bytes else 0,
     )
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
@@ -208,7 +209,7 @@ def needs_of(
     """What this model asks of memory, for `placement.plan`.
 
     Args:
-        server_bytes: what the program's other processes take.
+        server_bytes: what the program's other processes and this one's grammars take.
         decodes_tiles: some matrix runs on the reference kernels, which decode it in tiles.
     """
     config = architecture.config

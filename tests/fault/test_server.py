@@ -215,6 +215,48 @@ def test_a_streamed_completion_carries_the_same_logprobs_and_echo(client: openai
         assert [entry for part in parts for entry in getattr(part, name)] == getattr(whole.logprobs, name)
 
 
+def test_an_answer_that_is_asked_for_as_json_is_json(client: openai.OpenAI):
+    def ask(response_format: dict[str, Any], **more: Any) -> Any:
+        answer = client.chat.completions.create(
+            model="demo", messages=CHAT, max_tokens=100, temperature=0.7, response_format=response_format, **more
+        )
+        return [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "year": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["city", "year"],
+        "additionalProperties": False,
+    }
+    for content, finish in ask({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, n=4, seed=1):
+        assert finish == "stop"
+        value = json.loads(content)
+        assert set(value) == {"city", "year"} and value["city"] in ("Paris", "Rome") and 0 <= value["year"] <= 99
+    short = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additionalProperties": False}
+    ((content, _),) = ask({"type": "json_schema", "json_schema": {"schema": short}})
+    assert set(json.loads(content)) <= {"a"}
+    ((content, finish),) = ask({"type": "json_object"}, seed=2)
+    # A small model may fill its strings to the limit: then the reason says that the JSON is not complete.
+    assert content.lstrip().startswith("{")
+    assert finish == "length" or isinstance(json.loads(content), dict)
+
+
+@pytest.mark.parametrize(
+    ("response_format", "pattern"),
+    [
+        ({"type": "yaml"}, "text, json_object or json_schema"),
+        ({"type": "json_schema"}, "json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "wat"}}}, "schema cannot be used"),
+        ("json", "text, json_object or json_schema"),
+    ],
+)
+def test_a_response_format_that_cannot_be_followed_is_refused(http: httpx.Client, response_format: Any, pattern: str):
+    response = http.post("/v1/chat/completions", json={"messages": CHAT, "response_format": response_format})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["param"] == "response_format" and re.search(pattern, error["message"]), error
+
+
 def test_tokens_there_and_back(http: httpx.Client, llm: LLM):
     answer = http.post("/tokenize", json={"prompt": "hello there", "return_token_strs": True}).json()
     assert answer["tokens"] == llm.encode("hello there") and answer["count"] == len(answer["tokens"])
@@ -321,6 +363,10 @@ def test_a_bad_body_is_refused_in_one_sentence(http: httpx.Client, body: bytes, 
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "set by the server"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template knows no tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools", "type function"),
+        ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
+        ({"tool_choice": "auto"}, "tool_choice", "no tools"),
     ],
 )
 def test_a_bad_chat_is_refused_in_one_sentence(http: httpx.Client, fields: dict[str, Any], param: str, pattern: str):
@@ -412,6 +458,7 @@ def test_pages_of_other_sites_and_names_that_are_not_ours_are_refused(http: http
 
 
 def test_a_client_that_leaves_stops_the_engine_within_a_second(server: ServedDemo, http: httpx.Client):
+    before = server.log().count("finish=cancelled")
     for is_stream in (True, False):
         # 490 tokens take seconds; the client stays for a fraction of one.
         body = {"prompt": [7] * 10, "max_tokens": 490, "n": 8, "ignore_eos": True, "stream": is_stream}
@@ -424,7 +471,7 @@ def test_a_client_that_leaves_stops_the_engine_within_a_second(server: ServedDem
         answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert answer.status_code == 200
         assert time.monotonic() - left < 1
-    assert len(re.findall("finish=cancelled", server.log())) == 2
+    assert server.log().count("finish=cancelled") == before + 2
     assert _metric(http, "expertide_requests_open") == 0
 
 
@@ -470,7 +517,10 @@ def test_a_full_queue_is_refused_and_headers_of_a_stream_come_while_it_waits():
                 third = http.post("/v1/completions", json={"prompt": "x"})
                 assert third.status_code == 429 and third.headers["retry-after"] == "1"
                 assert error_of(third)["code"] == "queue_full"
-        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        # The server needs some milliseconds to see that the clients have left.
+        end = time.monotonic() + 1
+        while http.post("/v1/completions", json={"prompt": "x"}).status_code != 200:
+            assert time.monotonic() < end
 
 
 # Life and death
@@ -591,7 +641,7 @@ def test_a_disk_that_fails_fails_that_request_only(tmp_path: Any):
     ("arguments", "code", "pattern"),
     [
         (["serve", "/no/such.gguf"], 1, "/no/such.gguf"),
-        (["serve", "demo", "--ram", "80MiB"], 1, r"server 96.0 MiB"),
+        (["serve", "demo", "--ram", "80MiB"], 1, r"server 10\d MiB"),
         (["serve", "demo", "--port", "70000"], 2, "--port"),
         (["serve", "demo", "--api-key", "a b"], 2, "--api-key"),
         (["serve", "demo", "--cors-origin", "example.org"], 2, "--cors-origin"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from expertide.engine.sampling import Sampler, SamplingParams, TokenLogprobs
+from expertide.engine.sampling import Sampler, SamplingParams, TokenConstraint, TokenLogprobs
 from expertide.errors import ContextLengthError, RequestError
 from expertide.models.trace import NO_LAYER
 
@@ -138,6 +138,7 @@ class Engine:
         should_stop: Callable[[], bool] = lambda: False,
         on_prefill: PrefillProgress | None = None,
         keep_prefix: bool = False,
+        constraint: TokenConstraint | None = None,
     ) -> Generation:
         """Begin a request.
 
@@ -147,6 +148,7 @@ class Engine:
             keep_prefix: reuse state that an earlier prompt left for the same first tokens. Only whole chunks are
                 reused: those were computed from the same tokens with the same shapes, so the answer has the same bits.
                 With `prompt_logprobs` every prompt token is computed all the same.
+            constraint: says at each place which tokens may be drawn.
 
         Raises:
             RequestError: the prompt is empty or longer than the context, or another generation still runs.
@@ -157,7 +159,7 @@ class Engine:
         generation = Generation(tuple(prompt_ids))
         generation._steps = self._steps(
             generation, params, frozenset(stop_ids), should_stop, on_prefill,
-            keep_prefix and params.prompt_logprobs is None,
+            keep_prefix and params.prompt_logprobs is None, constraint,
         )  # fmt: skip
         self._running = generation
         return generation
@@ -208,6 +210,7 @@ class Engine:
         should_stop: Callable[[], bool],
         on_prefill: PrefillProgress | None,
         keep_prefix: bool,
+        constraint: TokenConstraint | None,
     ) -> Generator[int, None, None]:
         def before_layer() -> None:
             if should_stop():
@@ -215,7 +218,7 @@ class Engine:
 
         timings = generation.timings
         begin = time.perf_counter()
-        sampler = Sampler(params, generation.prompt_ids)
+        sampler = Sampler(params, generation.prompt_ids, constraint)
         try:
             last = self._prefill(generation, before_layer, on_prefill, keep_prefix, params.prompt_logprobs)
             token_id = self._pick(generation, sampler, last, params.logprobs)

@@ -1,8 +1,8 @@
 """From logits to the next token: numpy only, one `Sampler` per request.
 
-Order: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p, draw. At
-temperature 0 the largest logit wins; of equal ones the lowest id. The draw walks the kept tokens from likely to
-unlikely (equal ones by id) with one number of a seeded PCG64, so a seed gives the same tokens on every machine whose
+Order: logit bias, repetition penalty, presence and frequency penalties, constraint, temperature, top-k, top-p, min-p,
+draw. At temperature 0 the largest logit wins; of equal ones the lowest id. The draw walks the kept tokens from likely
+to unlikely (equal ones by id) with one number of a seeded PCG64, so a seed gives the same tokens on every machine whose
 logits agree.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,11 +119,26 @@ class TokenLogprobs:
         )
 
 
+class TokenConstraint(Protocol):
+    """Says which tokens may come next (a grammar). One per answer."""
+
+    def allowed(self, num_logits: int) -> NDArray[np.bool_]:
+        """[num_logits]; at least one is True."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """This token was taken."""
+        ...
+
+
 class Sampler:
     """Chooses the tokens of one request and remembers those it chose."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], constraint: TokenConstraint | None = None
+    ) -> None:
         self._params = params
+        self._constraint = constraint
         self._seen = set(prompt_ids)
         self._counts: dict[int, int] = {}
         self._random = np.random.Generator(np.random.PCG64(params.seed))
@@ -141,7 +157,11 @@ class Sampler:
         if not math.isfinite(float(np.sum(logits, dtype=np.float64))):
             raise FormatError("the model's logits are not finite numbers; the file's weights may be damaged")
         scores = self._adjusted(logits)
+        if self._constraint is not None:
+            scores = np.where(self._constraint.allowed(len(scores)), scores, -np.inf)
         token_id = int(np.argmax(scores)) if self._params.is_greedy else self._draw(scores)
+        if self._constraint is not None:
+            self._constraint.accept(token_id)
         self._seen.add(token_id)
         self._counts[token_id] = self._counts.get(token_id, 0) + 1
         return token_id

@@ -3,7 +3,7 @@
 A plan divides the budget into named shares that sum to the predicted peak resident set:
 
     interpreter      Python, torch and the other libraries, before any model
-    server           the HTTP process, where there is one
+    server           the HTTP process, and grammars of answers, where there is a server
     tokenizer        vocabulary, merges, chat template, and the metadata they come from
     weights          what every token needs, as packed in the file
     kv cache         one row per token of context and layer
@@ -48,7 +48,7 @@ class ModelNeeds:
         expert_window_bytes: MoE layer_id -> what one expert of it takes in the arena; empty for dense-only models.
         num_experts: routed experts of each MoE layer.
         num_experts_per_tok: K.
-        server_bytes: what other processes of this program take.
+        server_bytes: what other processes of this program, and grammars, take.
     """
 
     interpreter_bytes: int

@@ -9,10 +9,11 @@ A paged engine that runs many requests at once takes this class's place: its `st
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from expertide.engine.sampling import SamplingParams, TokenLogprobs
@@ -27,7 +28,9 @@ from expertide.errors import (
 )
 from expertide.llm import LLM, Output, Stream
 from expertide.server.messages import Accepted, Delta, Done, Failed, Step, Submit
+from expertide.text import conventions
 from expertide.text.detokenizer import Utf8Stream
+from expertide.text.grammar import JsonConstraint
 
 # Called with (request id, prompt tokens done, prompt tokens in all) after each chunk of a prompt.
 PrefillProgress = Callable[[str, int, int], None]
@@ -82,6 +85,7 @@ class _Request:
     submit: Submit
     # (index, prompt ids, params), in the order in which they run.
     waiting: deque[tuple[int, list[int], SamplingParams]]
+    constraint: JsonConstraint | None
     prompt_tokens: int
     is_cancelled: bool = False
     cached_tokens: int = 0
@@ -130,7 +134,8 @@ class LLMBackend:
             self._on_prefill(self._running.request.submit.id, done, total)
 
     def submit(self, request: Submit) -> Accepted:
-        prompts = self._prompts(request)
+        text = None if request.chat is None else self._chat_text(request.chat["messages"], request.chat["variables"])
+        prompts = self._prompts(request, text)
         if len(prompts) * request.n > MAX_ANSWERS:
             raise RequestError(f"n: {len(prompts):,} prompts x {request.n} answers, expected at most {MAX_ANSWERS}")
         for ids in prompts:
@@ -141,8 +146,16 @@ class LLMBackend:
             for number, ids in enumerate(prompts)
             for sample in range(request.n)
         )
-        entry = _Request(request, waiting, prompt_tokens=sum(map(len, prompts)))
+        constraint = None if request.schema is None else self._llm.grammars.json(request.schema)
+        entry = _Request(request, waiting, constraint, prompt_tokens=sum(map(len, prompts)))
         accepted = Accepted(request.id, [len(ids) for ids in prompts])
+        if text is not None:
+            template = self._llm.tokenizer.chat_template
+            accepted = replace(
+                accepted,
+                thinking=conventions.thinking_of(template, text),
+                tool_format=conventions.tool_format_of(template),
+            )
         with self._lock:
             self._requests[request.id] = entry
             self._queue.append(entry)
@@ -196,18 +209,37 @@ class LLMBackend:
             self._running = None
         self._llm.close()
 
-    def _prompts(self, request: Submit) -> list[list[int]]:
+    def _prompts(self, request: Submit, chat_text: str | None) -> list[list[int]]:
         llm = self._llm
-        if request.chat is None:
-            return [llm.encode(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
-        chat = request.chat
-        return [llm.encode(self._chat_text(chat["messages"], chat["variables"]))]
+        if chat_text is not None:
+            return [llm.encode(chat_text)]
+        return [llm.encode(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts]
+
+    def _check_tools(self) -> None:
+        """
+        Raises:
+            RequestError: the model was not made for tools, or calls them in an unknown way.
+        """
+        template = self._llm.tokenizer.chat_template
+        if not conventions.has_tools(template):
+            raise RequestError("tools: this model's chat template knows no tools")
+        if conventions.tool_format_of(template) is None:
+            raise RequestError("tools: this model's way to call tools is not known to this server")
 
     def _chat_text(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         # "developer" is OpenAI's newer word for "system"; few templates know it, and most skip roles they do not know.
         if "developer" not in (self._llm.tokenizer.chat_template or ""):
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        return self._llm.chat_prompt_text(messages, **variables)
+        if variables.get("tools"):
+            self._check_tools()
+        parsed = [_with_parsed_arguments(message) for message in messages]
+        try:
+            return self._llm.chat_prompt_text(parsed, **variables)
+        except RequestError:
+            # Most templates write a call's arguments as JSON, some put the text that OpenAI has there as it is.
+            if parsed == messages:
+                raise
+            return self._llm.chat_prompt_text(messages, **variables)
 
     def _params(self, values: dict[str, Any], sample: int) -> SamplingParams:
         values = dict(values)
@@ -241,7 +273,13 @@ class LLMBackend:
                 self._end(entry, done)
                 return
             index, ids, params = entry.waiting.popleft()
-            stream = self._llm.stream(ids, params, keep_prefix=True, should_stop=lambda: entry.is_cancelled)
+            stream = self._llm.stream(
+                ids,
+                params,
+                keep_prefix=True,
+                should_stop=lambda: entry.is_cancelled,
+                constraint=None if entry.constraint is None else entry.constraint.fork(),
+            )
             running = self._running = _Running(entry, index, stream)
         step = running.stream.next_step()
         prompt = None
@@ -359,6 +397,25 @@ class LLMBackend:
 
 
 _TEXTS = ("text", "token_ids", "prompt_token_ids", "finish_reason")
+
+
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a message's tool calls as objects; OpenAI has them as JSON in a text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_parsed_call(call) for call in calls]}
+
+
+def _with_parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _encode_plain(llm: LLM, text: str) -> list[int]:

@@ -19,6 +19,7 @@ from expertide.server import replies
 from expertide.server.client import EngineClient, Ticket
 from expertide.server.errors import ApiError
 from expertide.server.messages import Accepted, Delta, Done, Submit
+from expertide.server.parts import Part, Splitter, Text, ToolCall
 from expertide.server.record import Record
 from expertide.server.replies import Choice
 from expertide.server.schemas import ChatRequest, CompletionRequest
@@ -39,6 +40,7 @@ class Job:
         self._client = client
         self._created = int(time.time())
         self._ticket: Ticket | None = None
+        self._accepted: Accepted | None = None
 
     async def respond(self, request: Request) -> Response | None:
         """The whole exchange; None when the client left before there was anything to send.
@@ -55,6 +57,7 @@ class Job:
             if accepted is None:
                 self.record.close("cancelled")
                 return None
+            self._accepted = accepted
             self.record.prompt_tokens = sum(accepted.prompt_tokens)
             self.record.status = 200
             if self.body.stream:
@@ -105,9 +108,8 @@ class Job:
                 choice = seen.get(entry.index)
                 is_first = choice is None
                 choice = choice or seen.setdefault(entry.index, Choice(entry.index))
-                before = len(choice.text)
                 choice.add(entry)
-                for part in self._chunks(choice, entry, before, is_first=is_first):
+                for part in self._chunks(choice, entry, is_first=is_first):
                     yield event({**self._head(self.chunk_name), "choices": [part], **self._no_usage()})
             yield DONE
             finish = ""
@@ -159,12 +161,8 @@ class Job:
     def _choice(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _chunks(self, choice: Choice, delta: Delta, before: int, *, is_first: bool) -> list[dict[str, Any]]:
-        """Choices of the events that a delta makes.
-
-        Args:
-            before: characters of the answer before this delta.
-        """
+    def _chunks(self, choice: Choice, delta: Delta, *, is_first: bool) -> list[dict[str, Any]]:
+        """Choices of the events that a delta makes."""
         raise NotImplementedError
 
 
@@ -184,6 +182,7 @@ class CompletionJob(Job):
             body.num_answers,
             body.params(),
             returns_prompt=bool(body.echo or body.return_token_ids),
+            schema=body.response_format,
         )
 
     def _forget_prompt(self) -> None:
@@ -205,7 +204,7 @@ class CompletionJob(Job):
             found["logprobs"] = self._logprobs(prompt["logprobs"] if self.body.echo else [], choice.logprobs, echoed)
         return found
 
-    def _chunks(self, choice: Choice, delta: Delta, before: int, *, is_first: bool) -> list[dict[str, Any]]:
+    def _chunks(self, choice: Choice, delta: Delta, *, is_first: bool) -> list[dict[str, Any]]:
         parts = []
         prompt = delta.prompt if self.body.echo else None
         if prompt is not None:
@@ -241,46 +240,94 @@ class ChatJob(Job):
 
     def _submit(self) -> Submit:
         body = self.body
-        chat = {"messages": body.messages, "variables": body.variables()}
+        self._splitters: dict[int, Splitter] = {}
         return Submit(
             self.record.id,
             [],
-            chat,
+            {"messages": body.messages, "variables": body.variables()},
             body.num_answers,
             body.params(),
             returns_prompt=bool(body.return_token_ids),
+            schema=body.response_format,
         )
 
     def _forget_prompt(self) -> None:
         self.body.messages = []
 
+    def _splitter(self, index: int) -> Splitter:
+        """Of one answer; made when the engine has said what kind of answer it is."""
+        if index not in self._splitters:
+            assert self._accepted is not None
+            tools = self.body.active_tools
+            self._splitters[index] = Splitter(
+                thinking=self._accepted.thinking,
+                tool_format=self._accepted.tool_format if tools else None,
+                tools=tools,
+                max_calls=1 if self.body.parallel_tool_calls is False else None,
+            )
+        return self._splitters[index]
+
     def _choice(self, choice: Choice) -> dict[str, Any]:
+        splitter = self._splitter(choice.index)
+        parts = [*splitter.push(choice.text), *splitter.flush()]
+        content = "".join(part.text for part in parts if isinstance(part, Text) and not part.is_reasoning)
+        reasoning = "".join(part.text for part in parts if isinstance(part, Text) and part.is_reasoning)
+        calls = [part.to_json() for part in parts if isinstance(part, ToolCall)]
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+            message["content"] = content or None
         found: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": replies.chat_logprobs(choice.logprobs) if self.body.logprobs else None,
-            "finish_reason": choice.finish,
+            "finish_reason": _finish(choice.finish, splitter),
             **self._ids(choice.token_ids),
         }
         if self.body.return_token_ids and choice.prompt is not None:
             found["prompt_token_ids"] = choice.prompt["token_ids"]
         return found
 
-    def _chunks(self, choice: Choice, delta: Delta, before: int, *, is_first: bool) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = []
-        if is_first:
-            parts.append(_chat_part(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or delta.logprobs or (delta.token_ids and self.body.return_token_ids):
-            part = _chat_part(delta.index, {"content": delta.text})
-            if delta.logprobs:
-                part["logprobs"] = replies.chat_logprobs(delta.logprobs)
-            parts.append({**part, **self._ids(delta.token_ids)})
+    def _chunks(self, choice: Choice, delta: Delta, *, is_first: bool) -> list[dict[str, Any]]:
+        splitter = self._splitter(choice.index)
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if is_first else []
+        parts = splitter.push(delta.text)
         if delta.finish:
-            parts.append(_chat_part(delta.index, {}, delta.finish))
-        return parts
+            parts += splitter.flush()
+        for part in parts:
+            deltas += _deltas(part)
+        chunks = [_chunk(delta.index, entry) for entry in deltas]
+        if delta.logprobs or (delta.token_ids and self.body.return_token_ids):
+            # With what the token brought, or with nothing, if its text is held back.
+            if not parts:
+                chunks.append(_chunk(delta.index, {}))
+            chunks[-1] |= self._ids(delta.token_ids)
+            if delta.logprobs:
+                chunks[-1]["logprobs"] = replies.chat_logprobs(delta.logprobs)
+        if delta.finish:
+            chunks.append(_chunk(delta.index, {}, _finish(delta.finish, splitter)))
+        return chunks
 
 
-def _chat_part(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+def _finish(finish: str | None, splitter: Splitter) -> str | None:
+    return "tool_calls" if finish == "stop" and splitter.num_calls else finish
+
+
+def _deltas(part: Part) -> list[dict[str, Any]]:
+    """A call has its name in one event and its arguments in the next, as clients put them together."""
+    if isinstance(part, Text):
+        return [{"reasoning_content" if part.is_reasoning else "content": part.text}]
+    opening = {"index": part.index, **part.to_json()}
+    opening["function"] = {"name": part.name, "arguments": ""}
+    return [
+        {"tool_calls": [opening]},
+        {"tool_calls": [{"index": part.index, "function": {"arguments": part.arguments}}]},
+    ]
+
+
+def _chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 

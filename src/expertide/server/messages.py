@@ -19,7 +19,7 @@ import socket
 import threading
 from asyncio import IncompleteReadError, StreamReader
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 _LENGTH_BYTES = 4
 # A step brings a few kilobytes, a prompt's log-probabilities some megabytes; more is no message of ours.
@@ -44,6 +44,7 @@ class Submit:
         chat: {"messages", "tools", "variables"} for the model's chat template.
         params: fields of `SamplingParams`; max_tokens may be 0 (the prompt's own figures only) or None (the context).
         returns_prompt: with the first step comes the prompt: text, ids, log-probabilities if `params` asks for them.
+        schema: JSON schema that every answer follows.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Submit:
     n: int
     params: dict[str, Any]
     returns_prompt: bool = False
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request can run and waits for its turn. `prompt_tokens`: of each prompt."""
+    """The request can run and waits for its turn.
+
+    Attributes:
+        prompt_tokens: of each prompt.
+        thinking, tool_format: of a conversation, see `text.conventions`.
+    """
 
     id: str
     prompt_tokens: list[int]
+    thinking: Literal["none", "possible", "open"] = "none"
+    tool_format: Literal["json", "xml"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class _Serving:
             log(
                 f"model {self._served.name}, context {facts['context']:,} tokens, planned "
                 f"{format_size(planned['total'])} of --ram {format_size(facts['memory']['ram_budget_bytes'])} "
-                f"({format_size(planned['server'])} of it for the HTTP process)"
+                f"({format_size(planned['server'])} of it for the server)"
             )
             log(f"listening on {self._url()}")
             await client.ended.wait()

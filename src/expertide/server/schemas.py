@@ -19,6 +19,7 @@ MAX_STOPS = 64
 MAX_TOKENS = 1 << 24
 MAX_PROMPTS = 128
 MAX_MESSAGES = 4096
+MAX_TOOLS = 128
 _MAX_SEED = (1 << 63) - 1
 
 # Taken and without effect.
@@ -131,12 +132,102 @@ Stops = Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOP_SCHEM
 Bias = Annotated[
     dict[str, float] | None,
     BeforeValidator(_bias),
-    WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}, "maxProperties": 0}),
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
 Messages = Annotated[
     list[dict[str, Any]],
     BeforeValidator(_messages),
     WithJsonSchema({"type": "array", "items": _MESSAGE_SCHEMA, "minItems": 1, "maxItems": MAX_MESSAGES}),
+]
+
+
+def _response_schema(value: object) -> dict[str, Any] | None:
+    """The JSON schema that is asked for; None for plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if isinstance(value, dict) and kind == "json_schema":
+        named = value.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise ValueError("json_schema.schema: expected an object, a JSON schema")
+    raise ValueError("expected an object with type text, json_object or json_schema")
+
+
+ResponseFormat = Annotated[
+    dict[str, Any] | None,
+    BeforeValidator(_response_schema),
+    WithJsonSchema(
+        {
+            "oneOf": [
+                {"type": "null"},
+                {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {"type": {"type": "string", "enum": ["text", "json_object"]}},
+                },
+                {
+                    "type": "object",
+                    "required": ["type", "json_schema"],
+                    "properties": {
+                        "type": {"const": "json_schema"},
+                        "json_schema": {
+                            "type": "object",
+                            "required": ["schema"],
+                            "properties": {
+                                "name": {"type": "string"},
+                                "schema": {"type": "object", "maxProperties": 0},
+                            },
+                        },
+                    },
+                },
+            ]
+        }
+    ),
+]
+
+
+def _tools(value: object) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise ValueError(f"expected a list of at most {MAX_TOOLS} tools")
+    for position, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise ValueError(f"[{position}]: expected type function, and a function with a name")
+    return value
+
+
+Tools = Annotated[
+    list[dict[str, Any]],
+    BeforeValidator(_tools),
+    WithJsonSchema(
+        {
+            "type": ["array", "null"],
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {"name": {"type": "string", "minLength": 1}, "parameters": {"type": "object"}},
+                    },
+                },
+            },
+        }
+    ),
 ]
 
 
@@ -173,6 +264,7 @@ class _Sampled(_Body):
     n: int | None = Field(None, ge=1, le=MAX_PROMPTS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat = None
     ignore_eos: bool | None = Field(None, description="Go on past the end token, for measurements.")
     return_token_ids: bool | None = Field(None, description="Add token_ids to each choice.")
 
@@ -197,7 +289,9 @@ class _Sampled(_Body):
             params["top_k"] = self.top_k
         return params
 
-    def _check_stream(self) -> None:
+    def _check_common(self) -> None:
+        if self.response_format is not None and self.ignore_eos:
+            raise ApiError(400, "ignore_eos: JSON has an end", param="ignore_eos")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: has an effect only with stream: true", param="stream_options")
 
@@ -217,7 +311,7 @@ class CompletionRequest(_Sampled):
         Raises:
             ApiError: a combination that cannot be done.
         """
-        self._check_stream()
+        self._check_common()
         if self.best_of is not None and self.best_of != self.num_answers:
             raise ApiError(
                 400, f"best_of: got {self.best_of}, expected the value of n ({self.num_answers})", param="best_of"
@@ -246,6 +340,9 @@ class ChatRequest(_Sampled):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: Any = Field(None, description="auto or none; a call cannot be forced.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More names for the chat template.")
     reasoning_effort: str | None = Field(None, description="Handed to the chat template.")
 
@@ -254,12 +351,20 @@ class ChatRequest(_Sampled):
         Raises:
             ApiError: a combination or a value that cannot be done.
         """
-        self._check_stream()
+        self._check_common()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: has an effect only with logprobs: true", param="top_logprobs")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
+        if self.tool_choice not in (None, "auto", "none"):
+            message = "tool_choice: expected auto or none; a call cannot be forced"
+            raise ApiError(400, message, param="tool_choice", code="unsupported")
+        if self.tool_choice == "auto" and not self.tools:
+            raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
+        if self.active_tools and self.response_format is not None:
+            message = "response_format: cannot be combined with tools; use tool_choice none"
+            raise ApiError(400, message, param="response_format", code="unsupported")
         for name, accepted in REFUSED_IN_CHAT.items():
             value = (self.model_extra or {}).get(name)
             if value not in accepted:
@@ -275,6 +380,11 @@ class ChatRequest(_Sampled):
             params["logprobs"] = self.top_logprobs or 0
         return params
 
+    @property
+    def active_tools(self) -> list[dict[str, Any]]:
+        """What the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
     def variables(self) -> dict[str, Any]:
         """More names for the chat template.
 
@@ -282,9 +392,11 @@ class ChatRequest(_Sampled):
             ApiError: a name that the server sets itself.
         """
         found = dict(self.chat_template_kwargs or {})
-        for name in ("messages", "add_generation_prompt", "tools"):
+        for name in ("messages", "add_generation_prompt", "tools", "self"):
             if name in found:
                 raise ApiError(400, f"chat_template_kwargs.{name}: is set by the server", param="chat_template_kwargs")
+        if self.active_tools:
+            found["tools"] = self.active_tools
         if self.reasoning_effort is not None:
             found.setdefault("reasoning_effort", self.reasoning_effort)
         return found
@@ -297,10 +409,6 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none"),
     "web_search_options": (None,),
-    "tools": (None, []),
-    "tool_choice": (None, "none"),
-    "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
 }
 
 
