@@ -641,7 +641,7 @@ def test_a_disk_that_fails_fails_that_request_only(tmp_path: Any):
     ("arguments", "code", "pattern"),
     [
         (["serve", "/no/such.gguf"], 1, "/no/such.gguf"),
-        (["serve", "demo", "--ram", "80MiB"], 1, r"server 10\d MiB"),
+        (["serve", "demo", "--ram", "80MiB"], 1, r"server 11\d MiB"),
         (["serve", "demo", "--port", "70000"], 2, "--port"),
         (["serve", "demo", "--api-key", "a b"], 2, "--api-key"),
         (["serve", "demo", "--cors-origin", "example.org"], 2, "--cors-origin"),
