@@ -415,6 +415,8 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
 class TokenizeRequest(_Body):
     """POST /tokenize: a prompt, or messages for the chat template."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]})
+
     prompt: str | None = None
     messages: Annotated[Messages | None, Field()] = None
     add_special_tokens: bool = True
