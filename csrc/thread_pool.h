@@ -3,8 +3,14 @@
 // Promises: every index of [0, n) is handed out exactly once; everything the body wrote is visible to the caller when
 // parallel_for returns; no allocation inside the loop. Which thread runs which range is not promised, so a body must
 // write each result to its own place.
+//
+//     indices   [ caller: -> -> ->       | worker 1: -> ->     <- | worker 2: -> -> ->        ]
+//
+// Each thread walks its own stretch of the indices from the front, so that what a body has asked for ahead (the next rows
+// of a matrix) is what the same thread computes next; one that is done takes from the back of the others' stretches.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -51,13 +57,22 @@ class ThreadPool {
   using Function = void (*)(void* context, int64_t begin, int64_t end);
 
   void run(int64_t n, int64_t grain, Function function, void* context);
-  void work(int cpu);  // a worker's life, on this CPU unless it is -1
-  void take_ranges();
+  void work(int self, int cpu);  // a worker's life, on this CPU unless it is -1
+  void take_ranges(int self);
+  bool take_front(int self, int64_t* chunk);
+  bool take_back(int self, int64_t* chunk);
+  void call(int64_t chunk) { function_(context_, chunk * grain_, std::min(n_, (chunk + 1) * grain_)); }
 
   const int num_threads_;
   std::mutex callers_;  // held for the whole of a loop: one loop at a time
 
-  std::mutex mutex_;  // guards everything below except next_; generation_ and active_ may be read without it
+  // What is left of one thread's stretch, in chunks of grain_ indices: first chunk in the low half, end in the high half.
+  // A cache line each: everybody writes his own all the time.
+  struct alignas(64) Stretch {
+    std::atomic<uint64_t> left{0};
+  };
+
+  std::mutex mutex_;  // guards everything below except stretches_; generation_ and active_ may be read without it
   std::condition_variable wake_;
   std::condition_variable done_;
 
@@ -70,7 +85,7 @@ class ThreadPool {
   void* context_ = nullptr;
   int64_t n_ = 0;
   int64_t grain_ = 1;
-  std::atomic<int64_t> next_{0};
+  std::vector<Stretch> stretches_;
 
   int sleepers_ = 0;
   bool closed_ = false;

@@ -15,6 +15,7 @@
 #define EXPERTIDE_VECTOR_FLOATS 16
 #define EXPERTIDE_ROWS_AT_ONCE 4
 #define EXPERTIDE_PANEL_ROWS 16
+#define EXPERTIDE_FOLD fold_512
 
 #include "kernels/decode_rows.inc"
 #include "kernels/vector_math.inc"
@@ -24,6 +25,7 @@
 #include "kernels/gemv_avx2.inc"
 #include "kernels/gemv_avx512.inc"
 #include "kernels/gemm_avx512.inc"
+#include "kernels/fold_avx512.inc"
 
 #include "kernels/isa_table.inc"
 #endif

@@ -143,11 +143,31 @@ class MoEExecutor:
 
         Raises:
             StorageError: an expert could not be read. Nothing stays leased; the next call works.
-            KeyboardInterrupt: a Ctrl-C came meanwhile. It is held back until the layer is done: a lease or a slot that
-                nobody has written down yet would be lost for ever.
+            KeyboardInterrupt: a Ctrl-C came meanwhile. Where leases and slots pass through Python it is held back until
+                the layer is done: what nobody has written down yet would be lost for ever.
         """
-        with Uninterrupted():
-            return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase)
+        step = self._layers[layer_id]
+        is_plain = phase == self._phase == "decode" and self._observer is None and self._predictor is None
+        if not (is_plain and step.owns_its_leases):
+            with Uninterrupted():
+                return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase)
+        # The way of most decode steps: what a Ctrl-C interrupts here, `abort` undoes.
+        if self._fill is not None:
+            self._fill.set_activity(phase)
+        x_TH, topk_ids_TK, topk_weights_TK = _ready(x_TH), topk_ids_TK.contiguous(), _ready(topk_weights_TK)
+        y_TH = torch.empty_like(x_TH)
+        try:
+            misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH)
+            if misses:
+                with Uninterrupted():
+                    self._serve(step, layer_id, misses)
+        except ReadFailed as error:
+            self._abandon(step, layer_id, ())
+            raise self._storage_error(error, layer_id) from error
+        except BaseException:
+            self._abandon(step, layer_id, ())
+            raise
+        return y_TH
 
     def _run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
         if self._observer is not None:

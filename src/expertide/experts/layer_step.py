@@ -28,7 +28,13 @@ from expertide.kernels.qtensor import QTensor
 
 
 class LayerStep(Protocol):
-    """One layer's experts; one step at a time."""
+    """One layer's experts; one step at a time.
+
+    Attributes:
+        owns_its_leases: at no moment of `begin` is a lease known to a Python variable only.
+    """
+
+    owns_its_leases: bool
 
     def begin(
         self, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, out_TH: Tensor, *, defer: bool = False
@@ -120,6 +126,8 @@ class ExpertShape:
 class NativeLayer:
     """Adapter from tensors to addresses."""
 
+    owns_its_leases = True
+
     def __init__(self, residency: Residency, layer_id: int, shape: ExpertShape, pool: ThreadPool) -> None:
         self._pool = pool
         self._layer = MoeLayer(
@@ -154,6 +162,8 @@ class NativeLayer:
 
 class ReferenceLayer:
     """The same in torch."""
+
+    owns_its_leases = False
 
     def __init__(self, residency: Residency, layer_id: int, shape: ExpertShape, kernels: Kernels) -> None:
         self._residency = residency

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -222,4 +223,7 @@ def _not_finite(layer_id: int, step: Step) -> NumericsError:
 
 def _is_finite(x: Tensor) -> bool:
     # A sum meets every NaN and infinity in one pass. Huge finite values can overflow it too: then look at each.
-    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+    # NumPy sums on this thread; torch would wake OpenMP threads, which spin on the cores of our own workers afterwards.
+    with np.errstate(all="ignore"):
+        total = float(x.numpy().sum())
+    return math.isfinite(total) or bool(torch.isfinite(x).all())
