@@ -62,7 +62,7 @@ class Job:
             self.record.status = 200
             if self.body.stream:
                 is_handed_on = True
-                return EventStream(self._events(ticket), self._comment)
+                return EventStream(self._events(ticket), self._comment, on_close=lambda: self._end_stream(ticket))
             reply = await unless_gone(request.receive, self._reply(ticket))
             if reply is None:
                 self.record.close("cancelled")
@@ -118,8 +118,12 @@ class Job:
             finish, self.record.error = "error", error.message
             yield event(error.body())
         finally:
-            ticket.close()
-            self.record.close(finish)
+            self._end_stream(ticket, finish)
+
+    def _end_stream(self, ticket: Ticket, finish: str = "cancelled") -> None:
+        """Only the first call counts."""
+        ticket.close()
+        self.record.close(finish)
 
     def _last_events(self, done: Done) -> list[bytes]:
         extension = self._end(done)

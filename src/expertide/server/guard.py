@@ -1,7 +1,7 @@
 """Who may come in and with how much: the door in front of every route, as ASGI middleware.
 
-    Host      on a loopback address only names of this machine: a web page that has its own name resolve to 127.0.0.1
-              could otherwise read answers
+    Host      on a loopback address without a key only names of this machine, and of allowed origins: a web page that
+              has its own name resolve to 127.0.0.1 could otherwise read answers
     Origin    a page of another site is refused, unless its origin was allowed; CORS headers are sent only then
     key       every path but /health, if a key is set; compared in constant time
 
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from expertide.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health"})
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL_NAMES: frozenset[str | None] = frozenset({"localhost", "127.0.0.1", "::1"})
 # A client that sends slower than this is not a slow network.
 BODY_TIMEOUT_S = 60.0
 # Bodies of all requests that have not ended, together, in sizes of the largest one. Token ids take about ten times
@@ -40,8 +40,11 @@ class Guard:
     ) -> None:
         self._app = app
         self._key = None if api_key is None else api_key.encode("utf-8")
-        self._is_loopback = is_loopback
         self._origins = allowed_origins
+        # None: any.
+        self._names: frozenset[str | None] | None = None
+        if is_loopback and api_key is None:
+            self._names = _LOCAL_NAMES | {_name_of(_host_of(origin) or "") for origin in allowed_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,10 +60,10 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
-        if self._is_loopback and _name_of(host) not in _LOCAL_NAMES:
+        if self._names is not None and _name_of(host) not in self._names:
             raise ApiError(403, "Host: this server answers only to names of this machine", code="host_not_allowed")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and origin not in self._origins and urlsplit_host(origin) != host:
+        if origin and origin not in self._origins and _host_of(origin) != host:
             raise ApiError(403, "Origin: pages of other sites are not allowed here", code="origin_not_allowed")
         # A browser asks before it sends the key.
         is_preflight = scope["method"] == "OPTIONS" and origin in self._origins
@@ -84,7 +87,7 @@ def _name_of(host: str) -> str | None:
         return None
 
 
-def urlsplit_host(origin: str) -> str | None:
+def _host_of(origin: str) -> str | None:
     """`name:port` of an origin."""
     try:
         return urlsplit(origin).netloc

@@ -29,12 +29,20 @@ class EventStream(Response):
     Args:
         events: whole events. It is closed when the client leaves.
         comment: what to say in a silence; from a clock, not from progress.
+        on_close: called at the end in any case, also where the client has left before `events` has begun (a generator
+            that has not begun runs none of its own endings).
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], comment: Callable[[], str], *, keep_alive_s: float = KEEP_ALIVE_S
+        self,
+        events: AsyncIterator[bytes],
+        comment: Callable[[], str],
+        *,
+        on_close: Callable[[], None],
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self._events = events
+        self._on_close = on_close
         self._comment = comment
         self._keep_alive_s = keep_alive_s
         super().__init__(
@@ -46,10 +54,13 @@ class EventStream(Response):
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        # The headers leave with the first piece of the body.
-        await send({"type": "http.response.body", "body": f": {self._comment()}\n\n".encode(), "more_body": True})
-        await unless_gone(receive, self._write(send))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            # The headers leave with the first piece of the body.
+            await send({"type": "http.response.body", "body": f": {self._comment()}\n\n".encode(), "more_body": True})
+            await unless_gone(receive, self._write(send))
+        finally:
+            self._on_close()
 
     async def _write(self, send: Send) -> None:
         events = aiter(self._events)

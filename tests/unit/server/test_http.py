@@ -154,6 +154,10 @@ def test_cors_headers_go_to_allowed_origins_only():
 def test_on_a_loopback_address_only_names_of_this_machine_are_answered(host: str, status: int):
     client = ScriptedClient("x")
     assert call(client, "GET", "/v1/models", headers={"Host": host}, is_loopback=True).status_code == status
+    if status == 403:
+        door = {"is_loopback": True, "api_key": "k"}
+        headers = {"Host": host, "Authorization": "Bearer k"}
+        assert call(client, "GET", "/v1/models", headers=headers, **door).status_code == 200
 
 
 def test_silence_is_broken_by_comments_from_a_clock_and_headers_do_not_wait():
@@ -174,7 +178,7 @@ def test_silence_is_broken_by_comments_from_a_clock_and_headers_do_not_wait():
         async def send(message: Any) -> None:
             sent.append((loop.time() - begin, message))
 
-        stream = EventStream(events(), lambda: "prompt 1/2", keep_alive_s=0.1)
+        stream = EventStream(events(), lambda: "prompt 1/2", on_close=lambda: None, keep_alive_s=0.1)
         await stream({"type": "http"}, receive, send)
 
     asyncio.run(run())
@@ -203,7 +207,28 @@ def test_a_client_that_leaves_closes_the_events():
         async def send(message: Any) -> None:
             return
 
-        await EventStream(events(), str)({"type": "http"}, receive, send)
+        await EventStream(events(), str, on_close=lambda: None)({"type": "http"}, receive, send)
+
+    asyncio.run(run())
+    assert closed == [True]
+
+
+def test_a_client_that_left_before_the_first_event_is_let_go_of_too():
+    closed: list[bool] = []
+
+    async def run() -> None:
+        async def events() -> AsyncIterator[bytes]:
+            raise AssertionError("nobody listens")
+            yield b""
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            return
+
+        stream = EventStream(events(), str, on_close=lambda: closed.append(True))
+        await stream({"type": "http"}, receive, send)
 
     asyncio.run(run())
     assert closed == [True]
