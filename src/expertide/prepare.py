@@ -18,6 +18,7 @@ from expertide import _native
 from expertide.errors import RequestError
 from expertide.formats import open_model
 from expertide.formats.tensors import ExpertCatalog, ModelFiles
+from expertide.hub import names, store
 from expertide.kernels import tiles
 from expertide.memory import budget, machine_rates, placement, topology
 from expertide.memory.budget import RamBudget
@@ -74,7 +75,7 @@ def model_path(name: str | Path) -> Path:
     """The file or directory meant by MODEL.
 
     Raises:
-        RequestError: an empty name.
+        RequestError: an empty name, or a hub's name of which nothing was pulled.
     """
     if str(name) == "demo":
         return _DEMO_MODEL
@@ -83,9 +84,11 @@ def model_path(name: str | Path) -> Path:
     if not str(name):
         raise RequestError("MODEL is empty; expected a .gguf file, a directory, or demo")
     try:
-        return Path(name).expanduser()
+        path = Path(name).expanduser()
     except RuntimeError:  # ~somebody without a home: then it is a name like any other
-        return Path(name)
+        path = Path(name)
+    hub_name = names.parse(str(name))
+    return path if hub_name is None or path.exists() else store.find(hub_name)
 
 
 def prepare(

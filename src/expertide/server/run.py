@@ -24,6 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from expertide.errors import ExpertideError, RequestError, StorageError
+from expertide.hub import names
 from expertide.server.app import Served, make_app, max_body_bytes
 from expertide.server.client import EngineClient
 from expertide.server.guard import Bodies
@@ -67,8 +68,10 @@ class ServeOptions:
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: its file's name without the ending, or its folder's."""
+    """What clients call a model: its file's name without the ending, its folder's, or its name on the hub."""
     path = Path(model)
+    if names.parse(model) is not None and not path.exists():
+        return model
     return path.stem if path.suffix == ".gguf" else path.name or model
 
 

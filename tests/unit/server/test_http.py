@@ -16,6 +16,7 @@ from expertide.server.client import EngineClient, Ticket
 from expertide.server.errors import ApiError
 from expertide.server.guard import Bodies
 from expertide.server.messages import Accepted, Cancel, Delta, Done, Load, Step, Submit
+from expertide.server.run import model_name
 from expertide.server.sse import EventStream, unless_gone
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}
@@ -269,6 +270,14 @@ def test_a_stream_of_messages_that_is_cut_is_a_process_that_is_gone():
     for end in range(len(frame)):
         assert asyncio.run(run(frame[:end])) is None
     assert asyncio.run(run(b"\xff\xff\xff\xff" + frame)) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("demo", "demo"), ("/a/b/Qwen3-Q4_K_M.gguf", "Qwen3-Q4_K_M"), ("/a/b/", "b"), ("org/name:Q4_0", "org/name:Q4_0")],
+)
+def test_a_model_is_called_by_its_file_or_by_its_name_on_the_hub(model: str, name: str):
+    assert model_name(model) == name
 
 
 def test_a_body_that_trickles_is_given_up():
