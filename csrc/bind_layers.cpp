@@ -112,11 +112,17 @@ void bind_layers(nb::module_& m) {
           },
           "pool"_a, "x"_a, "num_tokens"_a, "normed"_a, "ids"_a, "weights"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "end",
-          [](const FeedForwardLayer& self, ThreadPool& pool, Address normed, Address routed, int64_t num_tokens,
-             Address x) {
-            return self.end(pool, pointer<const float>(normed), pointer<const float>(routed), num_tokens,
-                            pointer<float>(x));
+          "multiply",
+          [](const FeedForwardLayer& self, ThreadPool& pool, Address normed, int64_t num_tokens, Address y) {
+            self.multiply(pool, pointer<const float>(normed), num_tokens, pointer<float>(y));
           },
-          "pool"_a, "normed"_a, "routed"_a, "num_tokens"_a, "x"_a, nb::call_guard<nb::gil_scoped_release>());
+          "pool"_a, "normed"_a, "num_tokens"_a, "y"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "end",
+          [](const FeedForwardLayer& self, ThreadPool& pool, Address normed, Address routed, Address own,
+             int64_t num_tokens, Address x) {
+            return self.end(pool, pointer<const float>(normed), pointer<const float>(routed), pointer<const float>(own),
+                            num_tokens, pointer<float>(x));
+          },
+          "pool"_a, "normed"_a, "routed"_a, "own"_a, "num_tokens"_a, "x"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -18,6 +18,9 @@ constexpr int64_t kPieceBytes = int64_t{4} << 20;
 constexpr int64_t kBounceBytes = int64_t{1} << 20;
 // Between two of these a background read lets demand go first: 8 threads in the middle of one are 4 MiB, 2-8 ms of disk.
 constexpr int64_t kBackgroundPieceBytes = int64_t{512} << 10;
+// Windows of demand are cut into these, side by side over the I/O threads: one missing expert is three windows, of which the
+// longest alone would have the disk to itself at the end. 4.5 -> 4.0 ms for one of 6.3 MB, 13.0 -> 11.8 ms for three.
+constexpr int64_t kDemandPieceBytes = int64_t{512} << 10;
 // Below this a direct read costs more than a page of cache.
 constexpr int64_t kSmallBytes = int64_t{64} << 10;
 
@@ -51,6 +54,33 @@ struct FileReader::Batch {
   bool has_failure = false;
   ReadFailure failure;
 };
+
+// The slot hears of it when the last piece has ended, well or not: until then somebody writes into it.
+struct FileReader::Window {
+  explicit Window(const WindowRead& whole, int64_t num_pieces) : read(whole), pending(num_pieces) {}
+  const WindowRead read;
+  std::mutex mutex;
+  int64_t pending;
+  bool has_failure = false;
+  ReadFailure failure;  // of the whole window: where its first bad piece stopped
+};
+
+namespace {
+
+WindowRead piece_of(const WindowRead& whole, int64_t at, int64_t nbytes) {
+  WindowRead piece = whole;
+  piece.offset += at;
+  piece.dest += static_cast<uint64_t>(at);
+  piece.window_nbytes = std::min(whole.window_nbytes - at, nbytes);
+  piece.need_nbytes = std::min(whole.need_nbytes - at, nbytes);
+  return piece;
+}
+
+ReadFailure failure_of_whole(const WindowRead& whole, int64_t at, const ReadFailure& piece) {
+  return {piece.error, whole.file_id, whole.offset, whole.need_nbytes, at + piece.got};
+}
+
+}  // namespace
 
 // Whose bytes the reads of this thread count as.
 static thread_local Priority current_priority = Priority::kDemand;
@@ -115,11 +145,25 @@ void FileReader::submit(Residency* residency, const std::vector<WindowRead>& rea
     job.residency = residency;
     job.read = read;
     job.priority = priority;
-    jobs.push_back(job);
+    add_window(&jobs, job);
   }
   enqueue(jobs);
   if (priority == Priority::kDemand) {
-    num_submitted_.fetch_add(static_cast<int64_t>(jobs.size()), std::memory_order_release);
+    num_submitted_.fetch_add(static_cast<int64_t>(reads.size()), std::memory_order_release);
+  }
+}
+
+void FileReader::add_window(std::vector<Job>* jobs, const Job& whole) const {
+  const int64_t nbytes = whole.read.need_nbytes;
+  if (is_serial_ || whole.priority != Priority::kDemand || nbytes <= kDemandPieceBytes) {
+    jobs->push_back(whole);
+    return;
+  }
+  Job job = whole;
+  job.window = std::make_shared<Window>(whole.read, (nbytes + kDemandPieceBytes - 1) / kDemandPieceBytes);
+  for (int64_t at = 0; at < nbytes; at += kDemandPieceBytes) {
+    job.read = piece_of(whole.read, at, kDemandPieceBytes);
+    jobs->push_back(job);
   }
 }
 
@@ -236,19 +280,33 @@ void FileReader::serve_demand() {
 bool FileReader::read_in_pieces(const WindowRead& read, ReadFailure* failure) {
   for (int64_t at = 0; at < read.need_nbytes; at += kBackgroundPieceBytes) {
     if (!is_serial_) serve_demand();
-    WindowRead piece = read;
-    piece.offset += at;
-    piece.dest += static_cast<uint64_t>(at);
-    piece.window_nbytes = std::min(read.window_nbytes - at, kBackgroundPieceBytes);
-    piece.need_nbytes = std::min(read.need_nbytes - at, kBackgroundPieceBytes);
-    if (read_window(piece, failure)) continue;
-    *failure = {failure->error, read.file_id, read.offset, read.need_nbytes, at + failure->got};
+    if (read_window(piece_of(read, at, kBackgroundPieceBytes), failure)) continue;
+    *failure = failure_of_whole(read, at, *failure);
     return false;
   }
   return true;
 }
 
+void FileReader::end_piece(const Job& job, const ReadFailure* failure) {
+  Window& window = *job.window;
+  {
+    std::lock_guard<std::mutex> lock(window.mutex);
+    if (failure) {
+      const ReadFailure whole = failure_of_whole(window.read, job.read.offset - window.read.offset, *failure);
+      if (!window.has_failure || whole.got < window.failure.got) window.failure = whole;
+      window.has_failure = true;
+    }
+    if (--window.pending > 0) return;
+  }
+  // The last one: nobody else comes here any more.
+  Job whole = job;
+  whole.window.reset();
+  whole.read = window.read;
+  end(whole, window.has_failure ? &window.failure : nullptr);
+}
+
 void FileReader::end(const Job& job, const ReadFailure* failure) {
+  if (job.window) return end_piece(job, failure);
   if (job.residency) {
     if (failure) {
       job.residency->fail(job.read.slot, *failure);

@@ -104,10 +104,12 @@ class FileReader {
     int buffered_fd = -1;
     std::atomic<bool> is_direct{false};
   };
-  struct Batch;  // a read_many in progress
+  struct Batch;   // a read_many in progress
+  struct Window;  // a demand window whose pieces are read side by side
   struct Job {
     Residency* residency = nullptr;  // a window of a slot,
     Batch* batch = nullptr;          // or a piece of a batch
+    std::shared_ptr<Window> window;  // the window that `read` is a piece of, if it was cut
     WindowRead read{};
     Priority priority = Priority::kDemand;
   };
@@ -129,7 +131,9 @@ class FileReader {
   void work();
   void enqueue(const std::vector<Job>& jobs);
   void run(const Job& job);
+  void add_window(std::vector<Job>* jobs, const Job& whole) const;
   static void end(const Job& job, const ReadFailure* failure);
+  static void end_piece(const Job& job, const ReadFailure* failure);
   static void cancel(const std::deque<Job>& jobs);
   Books& books(Priority priority) { return books_[static_cast<int>(priority)]; }
   void begin_busy(Priority priority, int64_t num_jobs);  // mutex held

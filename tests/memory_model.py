@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,16 @@ class MemoryExecutor:
         self._parts: dict[tuple[int, int], dict[str, QTensor]] = {}
         self.calls: list[tuple[int, Tensor, Tensor]] = []
 
-    def run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: str) -> Tensor:
+    def run(
+        self,
+        layer_id: int,
+        x_TH: Tensor,
+        topk_ids_TK: Tensor,
+        topk_weights_TK: Tensor,
+        phase: str,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
         self.calls.append((layer_id, topk_ids_TK.clone(), topk_weights_TK.clone()))
         results_TKH = x_TH.new_empty((*topk_ids_TK.shape, x_TH.shape[1]))
         for expert in topk_ids_TK.unique().tolist():

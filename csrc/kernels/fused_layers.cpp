@@ -208,15 +208,23 @@ void FeedForwardLayer::begin(ThreadPool& pool, const float* x, int64_t num_token
   route(pool, router_->spec, logits, router_->bias, num_tokens, ids, weights);
 }
 
-bool FeedForwardLayer::end(ThreadPool& pool, const float* normed, const float* routed, int64_t num_tokens,
-                           float* x) const {
+void FeedForwardLayer::multiply(ThreadPool& pool, const float* normed, int64_t num_tokens, float* y) const {
+  if (!mlp_) throw std::invalid_argument("this layer has routed experts only");
+  expert_mlp(pool, mlp_->gate, mlp_->up, mlp_->down, normed, num_tokens, y);
+  if (mlp_->share != nullptr) gate_rows(pool, y, normed, mlp_->share, num_tokens, hidden_, y);
+}
+
+bool FeedForwardLayer::end(ThreadPool& pool, const float* normed, const float* routed, const float* own,
+                           int64_t num_tokens, float* x) const {
   if ((routed != nullptr) != router_.has_value()) throw std::invalid_argument("experts' results for a layer with a router");
   const int64_t count = num_tokens * hidden_;
   if (!mlp_) return add_and_check(pool, routed, nullptr, count, x);
-  float* y = room(layer_scratch().y, count);
-  expert_mlp(pool, mlp_->gate, mlp_->up, mlp_->down, normed, num_tokens, y);
-  if (mlp_->share != nullptr) gate_rows(pool, y, normed, mlp_->share, num_tokens, hidden_, y);
-  return routed == nullptr ? add_and_check(pool, y, nullptr, count, x) : add_and_check(pool, routed, y, count, x);
+  if (own == nullptr) {
+    float* y = room(layer_scratch().y, count);
+    multiply(pool, normed, num_tokens, y);
+    own = y;
+  }
+  return routed == nullptr ? add_and_check(pool, own, nullptr, count, x) : add_and_check(pool, routed, own, count, x);
 }
 
 }  // namespace expertide

@@ -116,8 +116,13 @@ class FeedForwardLayer {
   // normed [T, H] = norm(x); with a router also ids and weights [T, K].
   void begin(ThreadPool& pool, const float* x, int64_t num_tokens, float* normed, int32_t* ids, float* weights) const;
 
-  // x [T, H] += routed + mlp(normed); routed is null exactly when there is no router. Returns whether x is finite.
-  bool end(ThreadPool& pool, const float* normed, const float* routed, int64_t num_tokens, float* x) const;
+  // y [T, H] = mlp(normed), which must be there.
+  void multiply(ThreadPool& pool, const float* normed, int64_t num_tokens, float* y) const;
+
+  // x [T, H] += routed + mlp(normed); routed is null exactly when there is no router. own: what `multiply` gave, or null:
+  // then it is computed here. Returns whether x is finite.
+  bool end(ThreadPool& pool, const float* normed, const float* routed, const float* own, int64_t num_tokens,
+           float* x) const;
 
  private:
   const float* const norm_;

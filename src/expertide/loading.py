@@ -29,6 +29,7 @@ from expertide.kernels.router import RouterSpec
 from expertide.memory import heap
 from expertide.memory.arena import PAGE_BYTES, Arena
 from expertide.memory.peak import peak_resident_bytes
+from expertide.memory.populate import Populator
 from expertide.memory.reader import Reader
 from expertide.models.trace import Tracer
 from expertide.prepare import Prepared, types_without_native_kernels
@@ -37,6 +38,8 @@ from expertide.units import MIB
 Progress = Callable[[str, int, int], None]
 # Between two looks of the progress bar; small enough to move, large enough to keep the disk busy.
 _LOAD_BATCH_BYTES = 64 * MIB
+# What the first request may wait for pages of the expert cache once all else is loaded; the rest come with the reads.
+_POPULATE_S = 5.0
 
 
 class Runtime:
@@ -68,6 +71,7 @@ class Runtime:
         self._close_later(self._kernels)
         files = prepared.files
         self.reader = Reader(files.files, files.file_sizes, serial=settings.serial_io)
+        expert_arena, populator = self._reserve_expert_memory()
         self._weights, self._weights_arena = load_resident(
             prepared.architecture.resident_tensors(), self.reader, progress
         )
@@ -76,7 +80,7 @@ class Runtime:
         self._policy_name: str | None = None
         self.fill: StartupFill | None = None
         self._fill_kind = "off"
-        self.executor = self._make_executor()
+        self.executor = self._make_executor(expert_arena)
         self._prediction = "off"
         if prepared.prediction != "off":
             self._start_prediction(prepared.prediction)
@@ -90,6 +94,9 @@ class Runtime:
             self._weights, self._kernels, self.executor, context=prepared.plan.context, kv_dtype=prepared.kv_dtype
         )
         self.engine = Engine(model, chunk=prepared.plan.prefill_chunk, context=prepared.plan.context, tracer=tracer)
+        if populator is not None:
+            populator.wait(_POPULATE_S)
+            populator.close()
         if self.executor is not None:
             self._start_fill(self.executor)
 
@@ -175,14 +182,23 @@ class Runtime:
             if self.prepared.options.predictive_prefetch != "auto":
                 raise
 
-    def _make_executor(self) -> MoEExecutor | None:
+    def _reserve_expert_memory(self) -> tuple[Arena | None, Populator | None]:
+        """The expert cache's memory, on its way from the system; None for a model without routed experts."""
+        if self.prepared.catalog is None:
+            return None, None
+        arena = Arena(self.prepared.plan.expert_cache_bytes)
+        self._stack.callback(arena.close)
+        populator = Populator(arena, self.prepared.num_threads)
+        self._stack.callback(populator.close)
+        populator.start()
+        return arena, populator
+
+    def _make_executor(self, arena: Arena | None) -> MoEExecutor | None:
         """The expert store; None for a model without routed experts."""
         prepared = self.prepared
         catalog = prepared.catalog
-        if catalog is None:
+        if catalog is None or arena is None:
             return None
-        arena = Arena(prepared.plan.expert_cache_bytes)
-        self._stack.callback(arena.close)
         self.reader.keep(arena)
         residency = make_residency(catalog, arena)
         policy = make_policy(prepared.options.cache_policy)

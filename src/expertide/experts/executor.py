@@ -129,7 +129,16 @@ class MoEExecutor:
         """Have every (layer_id, topk_ids_TK) shown to `observer` before it is served; None ends that."""
         self._observer = observer
 
-    def run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
+    def run(
+        self,
+        layer_id: int,
+        x_TH: Tensor,
+        topk_ids_TK: Tensor,
+        topk_weights_TK: Tensor,
+        phase: Phase,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
         """The weighted sum of each token's experts.
 
         Args:
@@ -137,6 +146,8 @@ class MoEExecutor:
             topk_ids_TK: int32 [T, K], below the number of experts.
             topk_weights_TK: float32 [T, K].
             phase: which statistics and which eviction rules apply.
+            meanwhile: called once reads are under way and what was in memory has been computed; not when nothing is
+                missing.
 
         Returns:
             y_TH: float32 [T, H], a new tensor.
@@ -150,7 +161,7 @@ class MoEExecutor:
         is_plain = phase == self._phase == "decode" and self._observer is None and self._predictor is None
         if not (is_plain and step.owns_its_leases):
             with Uninterrupted():
-                return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase)
+                return self._run(layer_id, x_TH, topk_ids_TK, topk_weights_TK, phase, meanwhile)
         # The way of most decode steps: what a Ctrl-C interrupts here, `abort` undoes.
         if self._fill is not None:
             self._fill.set_activity(phase)
@@ -160,7 +171,7 @@ class MoEExecutor:
             misses = step.begin(x_TH, topk_ids_TK, topk_weights_TK, y_TH)
             if misses:
                 with Uninterrupted():
-                    self._serve(step, layer_id, misses)
+                    self._serve(step, layer_id, misses, meanwhile)
         except ReadFailed as error:
             self._abandon(step, layer_id, ())
             raise self._storage_error(error, layer_id) from error
@@ -169,7 +180,15 @@ class MoEExecutor:
             raise
         return y_TH
 
-    def _run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
+    def _run(
+        self,
+        layer_id: int,
+        x_TH: Tensor,
+        topk_ids_TK: Tensor,
+        topk_weights_TK: Tensor,
+        phase: Phase,
+        meanwhile: Callable[[], None] | None,
+    ) -> Tensor:
         if self._observer is not None:
             self._observer(layer_id, topk_ids_TK)
         if phase != self._phase:
@@ -196,10 +215,10 @@ class MoEExecutor:
         if streams:
             self._stream(step, layer_id, misses, topk_ids_TK.numel())
         elif misses:
-            self._serve(step, layer_id, misses)
+            self._serve(step, layer_id, misses, meanwhile)
         return y_TH
 
-    def _serve(self, step: LayerStep, layer_id: int, misses: list[int]) -> None:
+    def _serve(self, step: LayerStep, layer_id: int, misses: list[int], meanwhile: Callable[[], None] | None) -> None:
         """Read and compute what is missing, and end the step."""
         order = self._file_order[layer_id]
         waiting = deque(sorted(misses, key=order.__getitem__))
@@ -210,6 +229,10 @@ class MoEExecutor:
         try:
             while True:
                 self._start_reads(layer_id, waiting, reading, most)
+                if meanwhile is not None and reading:
+                    self._stall(step.finish((), last=False))
+                    meanwhile()
+                    meanwhile = None
                 if not waiting:
                     # From here on the step owns these leases.
                     rest = list(reading)

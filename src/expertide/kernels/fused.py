@@ -183,16 +183,21 @@ class FusedGroupedAttention(Protocol):
 
 
 class FusedFeedForward(Protocol):
-    """Two calls, because what lies between them, the experts, may be on their way from the disk."""
+    """Several calls, because what lies between them, the experts, may be on their way from the disk."""
 
     def begin(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(norm(x), topk_ids_TK, topk_weights_TK); without a router the last two are empty."""
         ...
 
-    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None) -> bool:
+    def shared(self, normed_TH: Tensor) -> Tensor | None:
+        """What `mlp` and `share_H` give, [T, H], to be handed to `end`; None without them."""
+        ...
+
+    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None, shared_TH: Tensor | None = None) -> bool:
         """x_TH += …, in place; says whether every value is finite.
 
         Args:
             routed_TH: the experts' weighted sum; None exactly when there is no router.
+            shared_TH: what `shared` gave, if it was called; else it is computed here.
         """
         ...

@@ -53,8 +53,20 @@ class Config(Protocol):
 class ExpertExecutor(Protocol):
     """Runs the routed experts of one layer wherever they lie (`experts.executor.MoEExecutor`)."""
 
-    def run(self, layer_id: int, x_TH: Tensor, topk_ids_TK: Tensor, topk_weights_TK: Tensor, phase: Phase) -> Tensor:
+    def run(
+        self,
+        layer_id: int,
+        x_TH: Tensor,
+        topk_ids_TK: Tensor,
+        topk_weights_TK: Tensor,
+        phase: Phase,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Tensor:
         """y_TH = Σ_k weights[t, k] * expert ids[t, k] (x[t]); float32, summed in k order.
+
+        Args:
+            meanwhile: other work of this layer, called once, or not at all, when the disk has enough to do.
 
         Raises:
             StorageError: an expert could not be read; nothing stays leased.

@@ -91,6 +91,7 @@ class NativeFeedForward:
             bias = 0 if bias_E is None else bias_E.data_ptr()
             router = (matrix(spec.router.weights), bias, router_numbers(spec.router.spec))
         mlp = None
+        self._has_mlp = spec.mlp is not None
         if spec.mlp is not None:
             gate, up, down = spec.mlp
             mlp = (matrix(gate), matrix(up), matrix(down), 0 if share_H is None else share_H.data_ptr())
@@ -108,6 +109,13 @@ class NativeFeedForward:
         )
         return normed_TH, ids_TK, weights_TK
 
-    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None) -> bool:
-        routed = 0 if routed_TH is None else routed_TH.data_ptr()
-        return self._layer.end(self._pool, normed_TH.data_ptr(), routed, x_TH.shape[0], x_TH.data_ptr())
+    def shared(self, normed_TH: Tensor) -> Tensor | None:
+        if not self._has_mlp:
+            return None
+        y_TH = torch.empty_like(normed_TH)
+        self._layer.multiply(self._pool, normed_TH.data_ptr(), normed_TH.shape[0], y_TH.data_ptr())
+        return y_TH
+
+    def end(self, x_TH: Tensor, normed_TH: Tensor, routed_TH: Tensor | None, shared_TH: Tensor | None = None) -> bool:
+        routed, own = (0 if tensor is None else tensor.data_ptr() for tensor in (routed_TH, shared_TH))
+        return self._layer.end(self._pool, normed_TH.data_ptr(), routed, own, x_TH.shape[0], x_TH.data_ptr())

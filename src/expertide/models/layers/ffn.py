@@ -36,8 +36,19 @@ class FeedForwardHalf:
         normed_TH, ids_TK, weights_TK = self._ops.begin(x_TH)
         if self._executor is None:
             return self._ops.end(x_TH, normed_TH, None)
-        routed_TH = self._executor.run(self._layer_id, normed_TH, ids_TK, weights_TK, step.phase)
-        return self._ops.end(x_TH, normed_TH, routed_TH)
+        if step.phase == "prefill":  # a result of its own would come on top of the experts' workspace
+            routed_TH = self._executor.run(self._layer_id, normed_TH, ids_TK, weights_TK, step.phase)
+            return self._ops.end(x_TH, normed_TH, routed_TH)
+        shared: list[Tensor | None] = []
+        routed_TH = self._executor.run(
+            self._layer_id,
+            normed_TH,
+            ids_TK,
+            weights_TK,
+            step.phase,
+            meanwhile=lambda: shared.append(self._ops.shared(normed_TH)),
+        )
+        return self._ops.end(x_TH, normed_TH, routed_TH, shared[0] if shared else None)
 
 
 class SwiGLU:
