@@ -31,5 +31,18 @@ class RequestError(ExpertideError):
     """The caller asked for something impossible: a bad flag value, a prompt over the context."""
 
 
+class ContextLengthError(RequestError):
+    """The prompt has more tokens than the context holds.
+
+    Attributes:
+        prompt_tokens, context: both counts.
+    """
+
+    def __init__(self, message: str, *, prompt_tokens: int, context: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+
+
 class NumericsError(ExpertideError):
     """A layer gave values that are not finite; the request ends, nothing is sampled from them."""

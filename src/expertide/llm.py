@@ -10,6 +10,7 @@ Only this floor and those above know both text and engine. Any thread may call; 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import time
@@ -23,15 +24,17 @@ from typing import TYPE_CHECKING, Any, overload
 import psutil
 
 from expertide.engine.interrupt import Interrupt
-from expertide.engine.sampling import SamplingParams
-from expertide.errors import RequestError
+from expertide.engine.sampling import SamplingParams, TokenLogprobs
+from expertide.errors import ContextLengthError, RequestError
 from expertide.options import Options
 from expertide.prepare import THREAD_BYTES, Prepared, prepare, with_measured_interpreter
 from expertide.settings import Settings
 
 if TYPE_CHECKING:
     from expertide.engine.engine import FinishReason, Generation, TokenScore
+    from expertide.engine.sampling import TokenConstraint
     from expertide.loading import Runtime
+    from expertide.text.grammar import Grammars
     from expertide.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -49,6 +52,8 @@ class Output:
         token_ids: what was drawn; a token that ended the answer is the last one.
         finish_reason: "stop" (a stop token or text), "length" (max_tokens or the context), "abort" (Ctrl-C).
         stats: the JSON of `expertide run --json`: timings, memory, experts, placement; bytes and seconds.
+        logprobs: one entry per token id, if `SamplingParams.logprobs` asked for them; else empty.
+        prompt_logprobs: the same of the prompt, whose first token has none.
     """
 
     text: str
@@ -56,6 +61,23 @@ class Output:
     prompt_token_ids: list[int]
     finish_reason: FinishReason
     stats: dict[str, Any] = field(repr=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list, repr=False)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStep:
+    """What one token, or the end of the answer, brought.
+
+    Attributes:
+        text: what became certain; often "" (half a character, the beginning of a stop text, a token without text).
+        token_id: None at the end, when only held-back text is left.
+        logprobs: of this token, if they were asked for.
+    """
+
+    text: str
+    token_id: int | None
+    logprobs: TokenLogprobs | None
 
 
 class LLM:
@@ -86,6 +108,7 @@ class LLM:
         progress: Progress | None = None,
         settings: Settings | None = None,
         before_load: Callable[[LLM], None] | None = None,
+        server_bytes: int = 0,
     ) -> None:
         """Args:
         model: a .gguf file (any part of a split set), a directory, or "demo".
@@ -93,6 +116,7 @@ class LLM:
         settings: the diagnosis variables; None reads the environment.
         before_load: called when the tokenizer is there and no weight is yet; what it raises ends the load. `encode`,
             `chat_prompt_ids` and `check_prompt` work in it.
+        server_bytes: what other processes of this program take of `ram`.
 
         The other arguments are the fields of `Options`.
         """
@@ -110,7 +134,7 @@ class LLM:
         self._progress = progress
         self.interrupt = Interrupt()
         begin = time.perf_counter()
-        self.prepared: Prepared = prepare(model, options, settings)
+        self.prepared: Prepared = prepare(model, options, settings, server_bytes=server_bytes)
         self.tokenizer = self._make_tokenizer(options)
         if before_load is not None:
             before_load(self)
@@ -129,10 +153,11 @@ class LLM:
         options: Options,
         progress: Progress | None = None,
         before_load: Callable[[LLM], None] | None = None,
+        server_bytes: int = 0,
     ) -> LLM:
         """The same from an `Options` object, as the command line has it."""
         values = {name: getattr(options, name) for name in Options.__slots__}
-        return cls(model, progress=progress, before_load=before_load, **values)
+        return cls(model, progress=progress, before_load=before_load, server_bytes=server_bytes, **values)
 
     # A str is a sequence of str too; the first overload is the one that counts then.
     @overload
@@ -158,11 +183,22 @@ class LLM:
             self.interrupt.clear()
             return [self._finish(self.stream(prompt, params)) for prompt in prompts]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, keep_prefix: bool = False) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        keep_prefix: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        constraint: TokenConstraint | None = None,
+    ) -> Stream:
         """Answer piece by piece; the pieces together are the text that `generate` gives.
 
         Args:
             keep_prefix: reuse what an earlier prompt with the same beginning left in the KV cache.
+            should_stop: asked before each layer of each token; True ends the answer with finish_reason "abort". By
+                default a Ctrl-C does.
+            constraint: holds the answer to a grammar (`grammars.json(schema)`); one per answer.
 
         Nothing is computed before the first piece is asked for. Requests of other threads wait until this one is read
         to its end or closed.
@@ -173,7 +209,7 @@ class LLM:
         ids = self._prompt_ids(prompt)
         self._opened()
         self.check_prompt(ids)
-        return Stream(self, ids, params, keep_prefix)
+        return Stream(self, ids, params, keep_prefix, should_stop, constraint)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answer a conversation, rendered by the model's own chat template.
@@ -194,10 +230,17 @@ class LLM:
 
     def chat_prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation as the model wants it, ready to be answered."""
+        return self.encode(self.chat_prompt_text(messages))
+
+    def chat_prompt_text(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The same as text, for `encode`.
+
+        Args:
+            variables: more names for the model's chat template, such as `tools` or `enable_thinking`.
+        """
         if not messages:
             raise RequestError(f"messages: found {messages!r}, expected at least one message")
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        return self.encode(text)
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens in it included, with the begin-of-sequence token that the model wants.
@@ -225,8 +268,10 @@ class LLM:
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         if len(ids) > context:
-            raise RequestError(
-                f"the prompt has {len(ids):,} tokens, the context is {context:,} ({self._too_long_hint()})"
+            raise ContextLengthError(
+                f"the prompt has {len(ids):,} tokens, the context is {context:,} ({self._too_long_hint()})",
+                prompt_tokens=len(ids),
+                context=context,
             )
 
     def loglikelihood(self, context: str, continuation: str) -> float:
@@ -258,8 +303,8 @@ class LLM:
         Raises:
             RequestError: an empty part, an unknown token id, or both together longer than the context window.
         """
-        self._check_ids(context_ids)
-        self._check_ids(continuation_ids)
+        self.check_ids(context_ids)
+        self.check_ids(continuation_ids)
         if context_ids and continuation_ids:
             self.check_prompt([*context_ids, *continuation_ids])
         runtime = self._acquire()
@@ -301,6 +346,13 @@ class LLM:
     def placement(self) -> dict[str, Any]:
         """The "placement" object of the statistics."""
         return self._opened().placement()
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Makes constraints for `stream`."""
+        from expertide.text.grammar import Grammars
+
+        return Grammars(self.tokenizer)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -349,10 +401,15 @@ class LLM:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        self._check_ids(prompt)
+        self.check_ids(prompt)
         return list(prompt)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse what is no list of this model's token ids.
+
+        Raises:
+            RequestError: not a sequence of whole numbers, or one outside the vocabulary.
+        """
         vocab_size = self.prepared.architecture.config.vocab_size
         # Bytes are a sequence of whole numbers too, but whoever passes them means text.
         if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Sequence):
@@ -386,24 +443,44 @@ class LLM:
 class Stream:
     """An answer under way: an iterator over pieces of text. `output` is complete once it has ended."""
 
-    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, keep_prefix: bool) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        keep_prefix: bool,
+        should_stop: Callable[[], bool] | None,
+        constraint: TokenConstraint | None,
+    ) -> None:
         self.prompt_token_ids = prompt_ids
         self._llm = llm
-        self._answer = _Answer(llm, prompt_ids, params, keep_prefix)
-        self._pieces: Generator[str, None, None] | None = self._answer.pieces(weakref.ref(self))
+        self._answer = _Answer(llm, prompt_ids, params, keep_prefix, should_stop, constraint)
+        self._pieces: Generator[StreamStep, None, None] | None = self._answer.steps(weakref.ref(self))
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> str:
+        while (step := self.next_step()) is not None:
+            if step.text:
+                return step.text
+        raise StopIteration
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None]:
+        """One entry per prompt token, if they were asked for; complete with the first step."""
+        return self._answer.prompt_logprobs
+
+    def next_step(self) -> StreamStep | None:
+        """Compute one more token, whether it brings text or not; None when the answer has ended."""
         pieces = self._pieces
         if pieces is None:
-            raise StopIteration
+            return None
         if inspect.getgeneratorstate(pieces) == inspect.GEN_RUNNING:
             raise RequestError("this stream is being read already; one thread at a time")
         with self._llm.interrupt:
             try:
-                return next(pieces)
+                return next(pieces, None)
             finally:
                 # Another thread has closed this stream while a token was computed.
                 if self._pieces is None:
@@ -438,14 +515,25 @@ class _Answer:
     """The work behind a `Stream`. It does not know the stream: one that is dropped must end at once, not when the
     garbage collector finds a cycle."""
 
-    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, keep_prefix: bool) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        keep_prefix: bool,
+        should_stop: Callable[[], bool] | None,
+        constraint: TokenConstraint | None,
+    ) -> None:
+        self._constraint = constraint
         self.output: Output | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self._should_stop = llm.interrupt if should_stop is None else should_stop
         self._llm = llm
         self._prompt_ids = prompt_ids
         self._params = params
         self._keep_prefix = keep_prefix
 
-    def pieces(self, stream: weakref.ref[Stream]) -> Generator[str, None, None]:
+    def steps(self, stream: weakref.ref[Stream]) -> Generator[StreamStep, None, None]:
         """Take the place at the engine, compute, give the place back."""
         llm = self._llm
         llm.interrupt.clear()
@@ -453,13 +541,13 @@ class _Answer:
         llm._active = stream
         try:
             runtime.set_activity("prefill")
-            yield from self._pieces_of(runtime)
+            yield from self._steps_of(runtime)
         finally:
             runtime.set_activity("idle")
             llm._active = None
             llm._release()
 
-    def _pieces_of(self, runtime: Runtime) -> Iterator[str]:
+    def _steps_of(self, runtime: Runtime) -> Iterator[StreamStep]:
         from expertide.text.detokenizer import IncrementalDetokenizer
         from expertide.text.stops import StopMatcher
 
@@ -473,10 +561,12 @@ class _Answer:
             self._prompt_ids,
             params,
             stop_ids=stop_ids,
-            should_stop=llm.interrupt,
+            should_stop=self._should_stop,
             on_prefill=None if progress is None else lambda done, total: progress("prefill", done, total),
             keep_prefix=self._keep_prefix,
+            constraint=self._constraint,
         )
+        self.prompt_logprobs = generation.prompt_logprobs
         shown: list[str] = []
         ttft_s = 0.0
         try:
@@ -486,15 +576,14 @@ class _Answer:
                 text, is_stopped = matcher.push(piece)
                 if is_stopped:
                     generation.finish("stop")
-                if text:
-                    shown.append(text)
-                    yield text
+                shown.append(text)
+                yield StreamStep(text, token_id, generation.logprobs[-1] if generation.logprobs else None)
             # A tail that might have become a stop text no longer can; half a character at the end is dropped.
             tail = detokenizer.flush()
             text = matcher.push(tail)[0] + matcher.flush()
             if text:
                 shown.append(text)
-                yield text
+                yield StreamStep(text, None, None)
         finally:
             generation.finish("abort")
             if generation.finish_reason != "error":
@@ -526,7 +615,15 @@ class _Answer:
             "placement": runtime.placement(),
             "version": __version__,
         }
-        return Output(text, list(generation.token_ids), list(generation.prompt_ids), generation.finish_reason, stats)
+        return Output(
+            text,
+            list(generation.token_ids),
+            list(generation.prompt_ids),
+            generation.finish_reason,
+            stats,
+            logprobs=generation.logprobs,
+            prompt_logprobs=generation.prompt_logprobs,
+        )
 
 
 def _is_one_prompt(prompts: Any) -> bool:

@@ -5,11 +5,8 @@ Importing this module imports torch: it is the first step after every refusal th
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +28,7 @@ from expertide.kernels.qtensor import QTensor
 from expertide.kernels.router import RouterSpec
 from expertide.memory import heap
 from expertide.memory.arena import PAGE_BYTES, Arena
+from expertide.memory.peak import peak_resident_bytes
 from expertide.memory.populate import Populator
 from expertide.memory.reader import Reader
 from expertide.models.trace import Tracer
@@ -325,19 +323,6 @@ def load_resident(
         arena.close()
         raise
     return weights, arena
-
-
-def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident: VmHWM, or what getrusage says elsewhere."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # The one figure of getrusage whose unit differs: bytes on macOS, KiB elsewhere.
-    return peak if sys.platform == "darwin" else peak << 10
 
 
 def _choose_isa(name: str) -> None:

@@ -18,6 +18,7 @@ from expertide import _native
 from expertide.errors import RequestError
 from expertide.formats import open_model
 from expertide.formats.tensors import ExpertCatalog, ModelFiles
+from expertide.hub import names, store
 from expertide.kernels import tiles
 from expertide.memory import budget, machine_rates, placement, topology
 from expertide.memory.budget import RamBudget
@@ -27,7 +28,7 @@ from expertide.models import registry
 from expertide.models.architecture import Architecture
 from expertide.options import Options
 from expertide.settings import Settings
-from expertide.text.sizes import tokenizer_bytes
+from expertide.text.sizes import grammar_bytes, tokenizer_bytes
 from expertide.units import MIB
 
 # Peak resident set of Python with torch, numpy, tokenizers and jinja2 imported and one small operation run, as
@@ -74,7 +75,7 @@ def model_path(name: str | Path) -> Path:
     """The file or directory meant by MODEL.
 
     Raises:
-        RequestError: an empty name.
+        RequestError: an empty name, or a hub's name of which nothing was pulled.
     """
     if str(name) == "demo":
         return _DEMO_MODEL
@@ -83,13 +84,21 @@ def model_path(name: str | Path) -> Path:
     if not str(name):
         raise RequestError("MODEL is empty; expected a .gguf file, a directory, or demo")
     try:
-        return Path(name).expanduser()
+        path = Path(name).expanduser()
     except RuntimeError:  # ~somebody without a home: then it is a name like any other
-        return Path(name)
+        path = Path(name)
+    hub_name = names.parse(str(name))
+    return path if hub_name is None or path.exists() else store.find(hub_name)
 
 
-def prepare(model: str | Path, options: Options, settings: Settings | None = None) -> Prepared:
+def prepare(
+    model: str | Path, options: Options, settings: Settings | None = None, *, server_bytes: int = 0
+) -> Prepared:
     """Look at the file and the machine, and plan.
+
+    Args:
+        server_bytes: what other processes of this program take of the budget; not 0 means that this process will
+            hold answers to grammars, which are then planned for too.
 
     Raises:
         FormatError, UnsupportedError, StorageError: the file.
@@ -132,6 +141,7 @@ def prepare(model: str | Path, options: Options, settings: Settings | None = Non
         num_threads=num_threads,
         kv_dtype=kv_dtype,
         decodes_tiles=settings.kernels == "reference" or bool(types_without_native_kernels(architecture, catalog)),
+        server_bytes=server_bytes + grammar_bytes(architecture.config.vocab_size) if server_bytes else 0,
     )
     return Prepared(
         name="demo" if str(model) == "demo" else str(path),
@@ -197,10 +207,12 @@ def needs_of(
     num_threads: int,
     kv_dtype: str,
     decodes_tiles: bool,
+    server_bytes: int = 0,
 ) -> ModelNeeds:
     """What this model asks of memory, for `placement.plan`.
 
     Args:
+        server_bytes: what the program's other processes and this one's grammars take.
         decodes_tiles: some matrix runs on the reference kernels, which decode it in tiles.
     """
     config = architecture.config
@@ -219,6 +231,7 @@ def needs_of(
         expert_window_bytes=placement.expert_window_bytes(catalog),
         num_experts=catalog.num_experts if catalog else 0,
         num_experts_per_tok=config.num_experts_per_tok if catalog else 0,
+        server_bytes=server_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Environment variables, all of them, for diagnosis only. Nobody needs one to run a model.
+"""Environment variables, all of them; all but one for diagnosis only. Nobody needs one to run a model.
 
     EXPERTIDE_KERNELS     "native" (default) or "reference": run every op on its torch reference
     EXPERTIDE_CPU_ISA     "auto" (default), "avx512", "avx2", "neon", "base": instruction set of the native kernels
@@ -11,6 +11,7 @@
     EXPERTIDE_DUMP        folder: write a checksum per layer and op, for `expertide trace diff`
     EXPERTIDE_PEER_PYTHON the Python that has llama-cpp-python, for `expertide bench --against llama.cpp`
     EXPERTIDE_TRACEBACK   1: show where an internal error happened (errors of files and flags never have a traceback)
+    EXPERTIDE_API_KEY     the key that `expertide serve` asks of its clients, out of sight of `ps`
     XDG_CACHE_HOME        folder that holds `expertide/` with what was measured and learnt here; by default ~/.cache
 
 A value that cannot be read stops the program, and so does a name that begins with EXPERTIDE_ and is not one of these.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from expertide.errors import RequestError
@@ -39,6 +40,8 @@ class Settings:
     dump: Path | None = None
     traceback: bool = False
     peer_python: str | None = None
+    # Not to be seen in a log by accident.
+    api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -48,7 +51,7 @@ class Settings:
             RequestError: a variable holds something that cannot be read, or is not known.
         """
         env = os.environ if env is None else env
-        known = ["EXPERTIDE_" + field.name.upper() for field in fields(cls)]
+        known = ["EXPERTIDE_" + entry.name.upper() for entry in fields(cls)]
         for name in sorted(env):
             if name.startswith("EXPERTIDE_") and name not in known:
                 # A typing error would otherwise show as a diagnosis of the wrong thing.
@@ -64,6 +67,7 @@ class Settings:
             dump=Path(dump) if dump else None,
             traceback=_switch(env, "EXPERTIDE_TRACEBACK"),
             peer_python=env.get("EXPERTIDE_PEER_PYTHON", "") or None,
+            api_key=env.get("EXPERTIDE_API_KEY", "") or None,
         )
 
 

@@ -276,3 +276,38 @@ def test_what_before_load_raises_ends_the_load_before_a_weight_is_read():
 def test_a_budget_that_cannot_hold_the_model_is_refused_with_every_share_in_a_unit_that_fits():
     with pytest.raises(BudgetError, match=r"weights [\d.]+ MiB, kv cache [\d.]+ MiB"):
         LLM("demo", ram="128MiB")
+
+
+def test_logprobs_agree_with_loglikelihood_and_change_no_token(llm: LLM):
+    plain = llm.generate(PROMPT, SMALL)
+    params = SamplingParams(max_tokens=12, logprobs=3, prompt_logprobs=1)
+    output = llm.generate(PROMPT, params)
+    assert output.token_ids == plain.token_ids and output.text == plain.text
+    assert [entry.token_id for entry in output.logprobs] == plain.token_ids
+    # Greedy: the token drawn is the likeliest.
+    assert all(entry.top[0] == (entry.token_id, entry.logprob) and len(entry.top) == 3 for entry in output.logprobs)
+    ids = output.prompt_token_ids
+    scores = llm.score(ids[:1], [*ids[1:], *output.token_ids])
+    found = [entry.logprob for entry in (*output.prompt_logprobs[1:], *output.logprobs)]
+    # The same float32 logits in the native kernels; what may differ is the order of one float64 sum.
+    assert found == pytest.approx([score.logprob for score in scores], abs=1e-9)
+    assert llm.generate(PROMPT, SMALL).logprobs == []
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 5, 9])
+def test_a_stop_request_is_heard_before_every_layer_and_the_next_answer_is_right(
+    llm: LLM, right: dict[str, str], num_calls: int
+):
+    calls: list[int] = []
+
+    def should_stop() -> bool:
+        calls.append(1)
+        return len(calls) > num_calls
+
+    stream = llm.stream(STORY, SMALL, should_stop=should_stop)
+    list(stream)
+    assert stream.output.finish_reason == "abort"
+    # Six layers: one of the prompt's, or of the first decoded token's, was the last to be asked for.
+    assert len(calls) == num_calls + 1
+    assert len(stream.output.token_ids) == num_calls // 6
+    assert llm.generate(STORY, SMALL).text == right[STORY]

@@ -64,3 +64,15 @@ def test_every_file_that_a_page_links_to_exists(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     for link in links:
         assert (page.parent / link).exists(), link
+
+
+def test_the_page_on_the_server_names_every_field_and_every_error() -> None:
+    from expertide.server import schemas
+    from expertide.server.errors import STATUS
+
+    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    fields = {*schemas.IGNORED, *schemas.REFUSED_IN_CHAT}
+    for kind in (schemas.CompletionRequest, schemas.ChatRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest):
+        fields |= set(kind.model_fields)
+    assert not {name for name in fields if f"`{name}`" not in page}
+    assert not {str(status) for status, _, _ in STATUS.values() if str(status) not in page}

@@ -41,7 +41,9 @@ class FakeModel:
     def new_cache(self, max_tokens: int) -> FakeCache:
         return FakeCache(max_tokens)
 
-    def forward(self, token_ids_T, cache, phase, trace=None):
+    def forward(self, token_ids_T, cache, phase, trace=None, *, before_layer=None):
+        if before_layer is not None:
+            before_layer()
         if self.fail_at is not None and len(self.calls) == self.fail_at:
             self.fail_at = None
             raise StorageError("demo.gguf: expert 3 of layer 1: got 0 of 10 bytes at offset 20")
@@ -188,3 +190,30 @@ def test_the_first_ctrl_c_sets_a_flag_and_the_second_one_raises():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_logprobs_are_of_the_models_own_distribution_and_the_first_prompt_token_has_none():
+    prompt, likely = [5, 6, 7], expected_ids([5, 6, 7], 2)
+    hit = 3.0 - math.log(math.exp(3.0) + VOCAB - 1)
+    miss = -math.log(math.exp(3.0) + VOCAB - 1)
+    params = SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=1, logit_bias={likely[0]: 50.0})
+    for chunk in (1, 2, 64):
+        generation = Engine(FakeModel(), chunk=chunk, context=64).generate(prompt, params, keep_prefix=True)
+        drawn = list(generation)
+        assert drawn[0] == likely[0]
+        assert [entry.token_id for entry in generation.logprobs] == generation.token_ids
+        first = generation.logprobs[0]
+        assert first.logprob == pytest.approx(hit, abs=1e-12)
+        assert first.top[0] == (likely[0], pytest.approx(hit, abs=1e-12))
+        # All others are equally unlikely: then the lowest id comes first.
+        assert first.top[1] == (0 if likely[0] != 0 else 1, pytest.approx(miss, abs=1e-12))
+        assert generation.prompt_logprobs[0] is None
+        assert [entry.token_id for entry in generation.prompt_logprobs[1:]] == prompt[1:]
+        scores = Engine(FakeModel(), chunk=chunk, context=64).score(prompt[:1], prompt[1:])
+        found = [entry.logprob for entry in generation.prompt_logprobs[1:]]
+        assert found == pytest.approx([score.logprob for score in scores], abs=1e-12)
+
+
+def test_without_being_asked_for_no_logprobs_are_kept():
+    generation = run(Engine(FakeModel(), chunk=2, context=64), [5, 6, 7], 2)
+    assert generation.logprobs == [] and generation.prompt_logprobs == []

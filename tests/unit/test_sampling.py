@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from expertide.engine.sampling import Sampler, SamplingParams
+from expertide.engine.sampling import Sampler, SamplingParams, TokenLogprobs
 from expertide.errors import FormatError, RequestError
 
 
@@ -120,3 +120,37 @@ def test_a_value_out_of_range_names_its_field(field: str, value: object):
 
 def test_one_stop_text_may_be_given_plainly():
     assert SamplingParams(stop="\n").stop == ("\n",)
+
+
+class OnlyEven:
+    """Even ids may come, and each only once."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def allowed(self, num_logits: int) -> np.ndarray:
+        ids = np.arange(num_logits)
+        return (ids % 2 == 0) & ~np.isin(ids, self.taken)
+
+    def accept(self, token_id: int) -> None:
+        self.taken.append(token_id)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_constraint_is_asked_at_each_place_and_nothing_else_is_drawn(temperature: float):
+    constraint = OnlyEven()
+    params = SamplingParams(temperature=temperature, seed=1, top_k=3, top_p=0.9)
+    sampler = Sampler(params, [], constraint)
+    drawn = [sampler.pick(np.array([1, 9, 3, 8, 2], dtype=np.float32)) for _ in range(3)]
+    assert sorted(drawn) == [0, 2, 4] and drawn == constraint.taken
+    if temperature == 0:
+        assert drawn == [2, 4, 0]
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 3])
+def test_logprobs_sum_to_one_and_come_likeliest_first(num_top: int):
+    logits = np.array([1.0, 3.0, 3.0, -2.0], dtype=np.float32)
+    found = [TokenLogprobs.of(logits, token_id, num_top) for token_id in range(4)]
+    assert sum(np.exp(entry.logprob) for entry in found) == pytest.approx(1, abs=1e-12)
+    assert [token_id for token_id, _ in found[0].top] == [1, 2, 0][:num_top]
+    assert all(logprob == found[token_id].logprob for token_id, logprob in found[0].top)

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from expertide import __version__
-from expertide.cli import bench, chat, doctor, evaluate, inspect, plan, run, trace
+from expertide.cli import bench, chat, doctor, evaluate, inspect, models, plan, pull, run, serve, trace
 
 app = typer.Typer(
     name="expertide",
     help="Runs Mixture-of-Experts language models that are larger than the memory they run in.",
-    epilog="MODEL is a .gguf file (any part of a split set), or `demo` for the small model inside the package.",
+    epilog="MODEL is a .gguf file (any part of a split set), a pulled ORG/NAME, or `demo`, the small model inside.",
     add_completion=False,
     no_args_is_help=False,
     rich_markup_mode=None,
@@ -37,6 +37,9 @@ def root(
 
 app.command("run")(run.command)
 app.command("chat")(chat.command)
+app.command("serve")(serve.command)
+app.command("pull")(pull.command)
+app.command("list")(models.command)
 app.command("inspect")(inspect.command)
 app.command("plan")(plan.command)
 app.command("doctor")(doctor.command)

@@ -18,7 +18,9 @@ from expertide.options import Options, flags_of
 
 ModelName = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A .gguf file, any part of a split set, a directory, or demo."),
+    typer.Argument(
+        metavar="MODEL", help="A .gguf file (any part of a split set), a directory, a pulled ORG/NAME, or demo."
+    ),
 ]
 JsonFlag = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")]
 

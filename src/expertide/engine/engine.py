@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from expertide.engine.sampling import Sampler, SamplingParams
-from expertide.errors import RequestError
+from expertide.engine.sampling import Sampler, SamplingParams, TokenConstraint, TokenLogprobs
+from expertide.errors import ContextLengthError, RequestError
 from expertide.models.trace import NO_LAYER
 
 if TYPE_CHECKING:
@@ -60,15 +60,26 @@ class TokenScore:
     is_greedy: bool
 
 
+class _StopAskedError(Exception):
+    """`should_stop` said so in the middle of a forward pass; never leaves this file."""
+
+
 class Generation:
     """One request under way; an iterator over its token ids.
 
     The id that ends an answer (one of `stop_ids`) is the last one it yields.
+
+    Attributes:
+        logprobs: one entry per token id, if they were asked for.
+        prompt_logprobs: one entry per prompt token, if they were asked for; complete when the first token is there. The
+            first token has none: nothing stands before it.
     """
 
     def __init__(self, prompt_ids: tuple[int, ...]) -> None:
         self.prompt_ids = prompt_ids
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
         self.timings = Timings()
         self._steps: Generator[int, None, None] | None = None
@@ -127,14 +138,17 @@ class Engine:
         should_stop: Callable[[], bool] = lambda: False,
         on_prefill: PrefillProgress | None = None,
         keep_prefix: bool = False,
+        constraint: TokenConstraint | None = None,
     ) -> Generation:
         """Begin a request.
 
         Args:
             stop_ids: token ids that end the answer.
-            should_stop: asked between steps; True ends the generation with "abort".
+            should_stop: asked before each layer of each step; True ends the generation with "abort".
             keep_prefix: reuse state that an earlier prompt left for the same first tokens. Only whole chunks are
                 reused: those were computed from the same tokens with the same shapes, so the answer has the same bits.
+                With `prompt_logprobs` every prompt token is computed all the same.
+            constraint: says at each place which tokens may be drawn.
 
         Raises:
             RequestError: the prompt is empty or longer than the context, or another generation still runs.
@@ -144,8 +158,8 @@ class Engine:
             raise RequestError("a generation is still running; read it to its end or close it first")
         generation = Generation(tuple(prompt_ids))
         generation._steps = self._steps(
-            generation, Sampler(params, prompt_ids), params.max_tokens, frozenset(stop_ids), should_stop, on_prefill,
-            keep_prefix,
+            generation, params, frozenset(stop_ids), should_stop, on_prefill,
+            keep_prefix and params.prompt_logprobs is None, constraint,
         )  # fmt: skip
         self._running = generation
         return generation
@@ -182,70 +196,93 @@ class Engine:
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         if len(ids) > self.context:
-            raise RequestError(f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it)")
+            raise ContextLengthError(
+                f"the prompt has {len(ids):,} tokens, the context is {self.context:,} (shorten it)",
+                prompt_tokens=len(ids),
+                context=self.context,
+            )
 
     def _steps(
         self,
         generation: Generation,
-        sampler: Sampler,
-        max_tokens: int,
+        params: SamplingParams,
         stop_ids: frozenset[int],
         should_stop: Callable[[], bool],
         on_prefill: PrefillProgress | None,
         keep_prefix: bool,
+        constraint: TokenConstraint | None,
     ) -> Generator[int, None, None]:
+        def before_layer() -> None:
+            if should_stop():
+                raise _StopAskedError
+
         timings = generation.timings
         begin = time.perf_counter()
-        last = self._prefill(generation, should_stop, on_prefill, keep_prefix)
-        if last is None:
+        sampler = Sampler(params, generation.prompt_ids, constraint)
+        try:
+            last = self._prefill(generation, before_layer, on_prefill, keep_prefix, params.prompt_logprobs)
+            token_id = self._pick(generation, sampler, last, params.logprobs)
+            # TTFT counts from the first `next`, prefill and the first draw included.
+            timings.ttft_s = time.perf_counter() - begin
+            while True:
+                generation.token_ids.append(token_id)
+                if token_id in stop_ids:
+                    generation.finish_reason = "stop"
+                elif len(generation.token_ids) >= params.max_tokens or self._cache.length >= self.context:
+                    generation.finish_reason = "length"
+                yield token_id
+                if generation.finish_reason is not None:
+                    return
+                step = time.perf_counter()
+                hidden = self._forward([token_id], "decode", before_layer)
+                token_id = self._pick(generation, sampler, hidden, params.logprobs)
+                timings.decode_s += time.perf_counter() - step
+                timings.decode_tokens += 1
+        except _StopAskedError:
             generation.finish_reason = "abort"
-            return
-        token_id = self._pick(sampler, last)
-        # TTFT counts from the first `next`, prefill and the first draw included.
-        timings.ttft_s = time.perf_counter() - begin
-        while True:
-            generation.token_ids.append(token_id)
-            if token_id in stop_ids:
-                generation.finish_reason = "stop"
-            elif len(generation.token_ids) >= max_tokens or self._cache.length >= self.context:
-                generation.finish_reason = "length"
-            yield token_id
-            if generation.finish_reason is not None:
-                return
-            if should_stop():
-                generation.finish_reason = "abort"
-                return
-            step = time.perf_counter()
-            token_id = self._pick(sampler, self._forward([token_id], "decode"))
-            timings.decode_s += time.perf_counter() - step
-            timings.decode_tokens += 1
 
     def _prefill(
         self,
         generation: Generation,
-        should_stop: Callable[[], bool],
+        before_layer: Callable[[], None],
         on_prefill: PrefillProgress | None,
         keep_prefix: bool,
-    ) -> Tensor | None:
-        """Run the prompt; the last token's state [1, …], or None when it was stopped."""
+        num_top: int | None,
+    ) -> Tensor:
+        """Run the prompt; the last token's state [1, …]."""
         ids = generation.prompt_ids
         begin = time.perf_counter()
         self._rewind(self._common_chunks(ids) if keep_prefix else 0)
         first = self._cache.length
         hidden: Tensor | None = None
         for start in range(first, len(ids), self.chunk):
-            if should_stop():
-                return None
             part = list(ids[start : start + self.chunk])
-            hidden = self._forward(part, "prefill")
+            hidden = self._forward(part, "prefill", before_layer)
             if len(part) == self.chunk:
                 self._chunked_ids.extend(part)
+            if num_top is not None:
+                self._add_prompt_logprobs(generation, hidden, start, num_top, before_layer)
             generation.timings.prefill_tokens += len(part)
             generation.timings.prefill_s = time.perf_counter() - begin
             if on_prefill is not None:
                 on_prefill(start + len(part), len(ids))
         assert hidden is not None
         return hidden[-1:]
+
+    def _add_prompt_logprobs(
+        self, generation: Generation, hidden: Tensor, start: int, num_top: int, before_rows: Callable[[], None]
+    ) -> None:
+        """Of the tokens that follow those at positions `start` …; the last one's are what the answer is drawn from."""
+        ids, found = generation.prompt_ids, generation.prompt_logprobs
+        if not found:
+            found.append(None)
+        last = min(len(hidden), len(ids) - 1 - start)
+        for row in range(0, last, LOGIT_ROWS):
+            before_rows()
+            with torch.inference_mode():
+                logits = self._model.logits(hidden[row : min(row + LOGIT_ROWS, last)]).numpy()
+            for offset, row_V in enumerate(logits):
+                found.append(TokenLogprobs.of(row_V, ids[start + row + offset + 1], num_top))
 
     def _common_chunks(self, ids: Sequence[int]) -> int:
         """Leading tokens whose state can be reused: whole chunks, and never the last prompt token."""
@@ -260,16 +297,21 @@ class Engine:
         self._cache.truncate(length)
         del self._chunked_ids[length:]
 
-    def _forward(self, ids: list[int], phase: Phase) -> Tensor:
+    def _forward(self, ids: list[int], phase: Phase, before_layer: Callable[[], None] | None = None) -> Tensor:
         with torch.inference_mode():
-            return self._model.forward(torch.tensor(ids, dtype=torch.int64), self._cache, phase, self._tracer)
+            tokens = torch.tensor(ids, dtype=torch.int64)
+            return self._model.forward(tokens, self._cache, phase, self._tracer, before_layer=before_layer)
 
-    def _pick(self, sampler: Sampler, hidden: Tensor) -> int:
+    def _pick(self, generation: Generation, sampler: Sampler, hidden: Tensor, num_top: int | None) -> int:
         with torch.inference_mode():
             logits = self._model.logits(hidden[-1:])
         if self._tracer is not None:
             self._tracer.record(NO_LAYER, "logits", logits)
-        return sampler.pick(logits[0].numpy())
+        logits_V = logits[0].numpy()
+        token_id = sampler.pick(logits_V)
+        if num_top is not None:
+            generation.logprobs.append(TokenLogprobs.of(logits_V, token_id, num_top))
+        return token_id
 
     def _scores(self, hidden: Tensor, wanted_ids: list[int]) -> list[TokenScore]:
         """Of wanted_ids[i] after everything up to row i; the softmax runs in float64."""

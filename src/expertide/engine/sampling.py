@@ -1,8 +1,8 @@
 """From logits to the next token: numpy only, one `Sampler` per request.
 
-Order: logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p, draw. At
-temperature 0 the largest logit wins; of equal ones the lowest id. The draw walks the kept tokens from likely to
-unlikely (equal ones by id) with one number of a seeded PCG64, so a seed gives the same tokens on every machine whose
+Order: logit bias, repetition penalty, presence and frequency penalties, constraint, temperature, top-k, top-p, min-p,
+draw. At temperature 0 the largest logit wins; of equal ones the lowest id. The draw walks the kept tokens from likely
+to unlikely (equal ones by id) with one number of a seeded PCG64, so a seed gives the same tokens on every machine whose
 logits agree.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,16 @@ from expertide.options import option
 
 MAX_TOKENS = 1 << 24
 MAX_STOPS = 64
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How one answer is chosen and when it ends.
 
-    `ignore_eos` goes on past the tokens that end an answer, for measurements of a fixed length.
+    `ignore_eos` goes on past the tokens that end an answer, for measurements of a fixed length. `logprobs` and
+    `prompt_logprobs` say how many of the likeliest tokens are reported at each place of the answer and of the prompt,
+    beside the one that stands there; None reports nothing, 0 only the latter.
 
     Raises:
         RequestError: a value out of its range; the message names the field.
@@ -48,6 +52,8 @@ class SamplingParams:
     stop: tuple[str, ...] = option((), "End the answer before this text; may be given again.", metavar="TEXT")
     logit_bias: Mapping[int, float] | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -68,6 +74,9 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.seed is not None:
             _whole("seed", self.seed, 0, (1 << 64) - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos: got {self.ignore_eos!r}, expected True or False")
         if not isinstance(self.logit_bias, Mapping | None):
@@ -81,11 +90,55 @@ class SamplingParams:
         return self.temperature == 0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was where it stands, and which ones were likeliest there.
+
+    Natural logs of the model's own distribution: before bias, penalties, temperature and filters.
+
+    Attributes:
+        top: (token id, log of its probability), likeliest first, equal ones by id.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:
+        """Args:
+        logits: [V], float32; not modified. The softmax runs in float64.
+        """
+        scores = logits.astype(np.float64)
+        largest = scores.max()
+        log_sum = float(largest + np.log(np.exp(scores - largest).sum()))
+        # `top_k` 0 would mean all.
+        ids = _likeliest_first(scores, num_top)[:num_top] if num_top else ()
+        return cls(
+            int(token_id), float(scores[token_id]) - log_sum, tuple((int(i), float(scores[i]) - log_sum) for i in ids)
+        )
+
+
+class TokenConstraint(Protocol):
+    """Says which tokens may come next (a grammar). One per answer."""
+
+    def allowed(self, num_logits: int) -> NDArray[np.bool_]:
+        """[num_logits]; at least one is True."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """This token was taken."""
+        ...
+
+
 class Sampler:
     """Chooses the tokens of one request and remembers those it chose."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], constraint: TokenConstraint | None = None
+    ) -> None:
         self._params = params
+        self._constraint = constraint
         self._seen = set(prompt_ids)
         self._counts: dict[int, int] = {}
         self._random = np.random.Generator(np.random.PCG64(params.seed))
@@ -104,7 +157,11 @@ class Sampler:
         if not math.isfinite(float(np.sum(logits, dtype=np.float64))):
             raise FormatError("the model's logits are not finite numbers; the file's weights may be damaged")
         scores = self._adjusted(logits)
+        if self._constraint is not None:
+            scores = np.where(self._constraint.allowed(len(scores)), scores, -np.inf)
         token_id = int(np.argmax(scores)) if self._params.is_greedy else self._draw(scores)
+        if self._constraint is not None:
+            self._constraint.accept(token_id)
         self._seen.add(token_id)
         self._counts[token_id] = self._counts.get(token_id, 0) + 1
         return token_id

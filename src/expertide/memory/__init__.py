@@ -5,6 +5,7 @@
     placement    shapes and a budget in, a plan or a refusal out; pure arithmetic
     arena        pages that experts live in
     reader       file bytes to addresses
+    peak         the most memory this process ever had resident
     heap         large buffers go back to the system when freed
 
 Topology, budget and placement decide and know no torch; arena and reader carry out. Nothing here knows what an expert

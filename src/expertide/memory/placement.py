@@ -3,6 +3,7 @@
 A plan divides the budget into named shares that sum to the predicted peak resident set:
 
     interpreter      Python, torch and the other libraries, before any model
+    server           the HTTP process, and grammars of answers, where there is a server
     tokenizer        vocabulary, merges, chat template, and the metadata they come from
     weights          what every token needs, as packed in the file
     kv cache         one row per token of context and layer
@@ -47,6 +48,7 @@ class ModelNeeds:
         expert_window_bytes: MoE layer_id -> what one expert of it takes in the arena; empty for dense-only models.
         num_experts: routed experts of each MoE layer.
         num_experts_per_tok: K.
+        server_bytes: what other processes of this program, and grammars, take.
     """
 
     interpreter_bytes: int
@@ -59,6 +61,7 @@ class ModelNeeds:
     expert_window_bytes: Mapping[int, int]
     num_experts: int
     num_experts_per_tok: int
+    server_bytes: int = 0
 
     @property
     def smallest_cache_bytes(self) -> int:
@@ -85,12 +88,14 @@ class Plan:
     expert_cache_bytes: int
     all_experts_bytes: int
     num_all_experts: int
+    server_bytes: int = 0
 
     @property
     def shares(self) -> dict[str, int]:
         """Name of the share -> bytes, in the order people read them."""
         return {
             "interpreter": self.interpreter_bytes,
+            **({"server": self.server_bytes} if self.server_bytes else {}),
             "tokenizer": self.tokenizer_bytes,
             "weights": self.resident_bytes,
             "kv cache": self.kv_bytes,
@@ -189,6 +194,7 @@ def plan(
         expert_cache_bytes=0,
         all_experts_bytes=needs.all_experts_bytes,
         num_all_experts=needs.num_experts * len(needs.expert_window_bytes),
+        server_bytes=needs.server_bytes,
     )
     left = budget_bytes - max(_MIN_MARGIN_BYTES, budget_bytes // _MARGIN_DIVISOR) - fixed.predicted_bytes
     # A size that someone gave is kept or refused, never shrunk in silence.

@@ -84,12 +84,21 @@ class Model(Protocol):
         """Empty state of one sequence, all of its memory taken (zero-filled) now."""
         ...
 
-    def forward(self, token_ids_T: Tensor, cache: KVCache, phase: Phase, trace: Tracer | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        cache: KVCache,
+        phase: Phase,
+        trace: Tracer | None = None,
+        *,
+        before_layer: Callable[[], None] | None = None,
+    ) -> Tensor:
         """Run tokens at positions cache.length … and append them to the cache.
 
         Args:
             token_ids_T: int64 [T], T >= 1, ids below vocab_size.
             phase: which statistics the expert requests count in.
+            before_layer: called before each layer; what it raises ends the pass. The cache length is unchanged then.
 
         Returns:
             The state after the last layer; axis 0 is T, the rest the model's own affair ([T, H], or [T, streams, H]).

@@ -20,6 +20,14 @@ _BASE_BYTES = 7_500_000  # the tokenizers package, the chat template, the pipeli
 _BYTES_PER_TOKEN = 200  # the way from text to id and back
 # Hash tables double in size, so growth comes in steps: between 119 (DeepSeek-V2) and 200 (DeepSeek-V4) bytes a merge.
 _BYTES_PER_MERGE = 180
+# llguidance and its tree of the vocabulary's bytes: 32 MiB for DeepSeek-V2's 100,002 tokens, measured the same way.
+_GRAMMAR_BASE_BYTES = 9_000_000
+_GRAMMAR_BYTES_PER_TOKEN = 250
+
+
+def grammar_bytes(num_tokens: int) -> int:
+    """Resident bytes that answers held to a grammar add to a process, at the first one."""
+    return _GRAMMAR_BASE_BYTES + num_tokens * _GRAMMAR_BYTES_PER_TOKEN
 
 
 def tokenizer_bytes(num_tokens: int, num_merges: int) -> int:

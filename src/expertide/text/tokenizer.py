@@ -226,6 +226,11 @@ class Tokenizer:
         return f"<unused {token_id}>" if text is None else text
 
     @property
+    def chat_template(self) -> str | None:
+        """Its jinja2 source."""
+        return self._chat_source
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat_source is not None
 

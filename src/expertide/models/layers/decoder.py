@@ -149,7 +149,15 @@ class DecoderModel:
         return self._make_cache(max_tokens=max_tokens)
 
     @torch.inference_mode()
-    def forward(self, token_ids_T: Tensor, cache: KVCache, phase: Phase, trace: Tracer | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        cache: KVCache,
+        phase: Phase,
+        trace: Tracer | None = None,
+        *,
+        before_layer: Callable[[], None] | None = None,
+    ) -> Tensor:
         self._check_tokens(token_ids_T, cache)
         num_tokens = token_ids_T.shape[0]
         cos_TP, sin_TP = self._rotation.at(cache.length, num_tokens)
@@ -159,6 +167,8 @@ class DecoderModel:
         x_TH = self._kernels.embedding(token_ids_T, self._embedding)
         step.record(NO_LAYER, "embedding", x_TH)
         for layer_id, layer in enumerate(self._layers):
+            if before_layer is not None:
+                before_layer()
             x_TH = self._run_layer(layer_id, layer, x_TH, step)
         cache.advance(num_tokens)
         return x_TH
