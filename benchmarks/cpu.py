@@ -113,7 +113,7 @@ def table() -> str:
             continue
         for kind in ("first_run", "rotating", "repeated"):
             figures = facts["summary"][kind]
-            if figures and "ratio" in figures:
+            if figures and OURS in figures and (PEER in figures or facts["summary"].get("num_peer_processes_killed")):
                 lines += rows(scenario, kind, figures, facts, found.get("ram-256"))
     if len(lines) == 2:
         return "nothing measured yet"
@@ -130,13 +130,16 @@ def rows(
     )
     lines = []
     for name in wanted:
-        if name not in figures["ratio"]:
+        ours, peer = figures[OURS], figures.get(PEER)
+        if not ours[name] or (peer and not peer[name]):
             continue
-        ours, peer = figures[OURS], figures[PEER]
+        theirs, ratio = "killed for memory", ""
+        if peer:
+            theirs, ratio = f"{shown(peer[name])} tok/s", f"**{figures['ratio'][name]:.2f} ×**"
         bound = prefill_bound(facts, ours, in_ram) if name == "prefill_tps" else decode_bound(facts, ours, limited)
         lines.append(
             f"| {scenario.about}: {name.split('_')[0]} | {kind.replace('_', ' ')} | {shown(ours[name])} tok/s "
-            f"| {shown(peer[name])} tok/s | **{figures['ratio'][name]:.2f} ×** | {bound} |"
+            f"| {theirs} | {ratio} | {bound} |"
         )
     return lines
 

@@ -144,6 +144,7 @@ def compare(comparison: Comparison) -> dict[str, Any] | None:
 def summarize(processes: list[dict[str, Any]], bytes_per_token: int, expert_bytes_per_token: int) -> dict[str, Any]:
     """Medians and spread per engine and kind, ratios of medians, shares of the bounds. Pure arithmetic."""
     summary: dict[str, Any] = {
+        "num_peer_processes_killed": sum(bool(p.get("was_killed")) for p in processes),
         "bytes_per_token": bytes_per_token,
         "expert_bytes_per_token": expert_bytes_per_token,
         "memory_bytes_per_s": spread([p["bounds"]["memory_bytes_per_s"] for p in processes]),
@@ -250,11 +251,15 @@ def _run_one(comparison: Comparison, prepared: Prepared, engine: str) -> dict[st
         was_killed = group is not None and group.was_killed()
         peak = group.peak_bytes() if group is not None else None
         kind = group.kind if group is not None else None
+    facts = {"cached_bytes_before": cached, "group": kind, "group_peak_bytes": peak, "was_killed": was_killed}
+    if was_killed and engine == PEER:
+        # That it does not run where ours does is a result, not a failure of the comparison.
+        return {"engine": engine, "load_s": None, "runs": []} | facts
     if done.returncode != 0 or was_killed:
         how = "was killed for memory" if was_killed else f"ended with code {done.returncode}"
         raise PeerError(f"{engine}: the measured process {how}")
     result: dict[str, Any] = json.loads(done.stdout)
-    return result | {"cached_bytes_before": cached, "group": kind, "group_peak_bytes": peak}
+    return result | facts
 
 
 def _job(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
@@ -304,8 +309,8 @@ def _commit() -> str | None:
 def _say(process: dict[str, Any]) -> None:
     bounds = process["bounds"]
     disk = f", disk {bounds['disk_bytes_per_s'] / 1e9:.2f} GB/s" if bounds["disk_bytes_per_s"] else ""
-    note(f"{process['engine']}: loaded in {process['load_s']:.1f} s; "
-         f"memory {bounds['memory_bytes_per_s'] / 1e9:.1f} GB/s{disk} just before")  # fmt: skip
+    how = "killed for memory" if process["was_killed"] else f"loaded in {process['load_s']:.1f} s"
+    note(f"{process['engine']}: {how}; memory {bounds['memory_bytes_per_s'] / 1e9:.1f} GB/s{disk} just before")
     for run in process["runs"]:
         decode = _rate(run["decode_tokens"], run["decode_s"])
         text = f"  {run['kind']:<10} prefill {run['prompt_tokens'] / run['ttft_s']:8.2f} tok/s"
@@ -326,6 +331,10 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if "ratio" in figures:
             ratio = ", ".join(f"{name.split('_')[0]} {value:.2f} ×" for name, value in figures["ratio"].items())
             found.append(("  ratio of medians", ratio))
+    if summary["num_peer_processes_killed"]:
+        found.append(
+            (PEER, f"killed for memory in {summary['num_peer_processes_killed']} of {_num_rounds(facts)} rounds")
+        )
     found.append(
         (
             "bound",
@@ -338,6 +347,10 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         disk = summary["disk_bytes_per_s"]
         found.append(("", f"disk {disk['median'] / 1e9:.2f} GB/s ({disk['min'] / 1e9:.2f}-{disk['max'] / 1e9:.2f})"))
     return found
+
+
+def _num_rounds(facts: dict[str, Any]) -> int:
+    return len({process["round"] for process in facts["processes"]})
 
 
 def _engine_line(figures: dict[str, Any]) -> str:
