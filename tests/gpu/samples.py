@@ -12,6 +12,9 @@ from expertide.kernels.qtensor import QTensor
 
 # Sums of a few thousand products in float32 differ by their order: some units in the sixth decimal of the largest.
 FLOAT32_SUMS = 1e-5
+# Activations beside packed weights are rounded to 15 bits in groups of 16: 2**-15 of the group's largest at most, and
+# errors mostly cancel; but so may the products themselves, in sums of one block.
+WHOLE_PRODUCTS = 3e-4
 # Tensor cores take float16: activations and weights are off by 2**-12 of themselves each, and errors of many terms
 # mostly cancel. Half of what is promised of a product.
 FLOAT16_PRODUCTS = 2.5e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.samples import FLOAT16_PRODUCTS, FLOAT32_SUMS, assert_close, matrix, normal
+from tests.gpu.samples import FLOAT16_PRODUCTS, WHOLE_PRODUCTS, assert_close, matrix, normal
 from tests.packed_samples import TYPE_NAMES
 
 from expertide.formats.quants import by_name
@@ -39,7 +39,7 @@ class World:
         self.table = experts.address_table(list(self.matrices))
 
     def tolerance(self, num_tokens: int) -> float:
-        return FLOAT32_SUMS if num_tokens <= 16 else 2 * FLOAT16_PRODUCTS  # two products in a row
+        return 2 * (WHOLE_PRODUCTS if num_tokens <= 16 else FLOAT16_PRODUCTS)  # two products in a row
 
     def results(self, x: torch.Tensor, ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
         table = self.table if table is None else table
@@ -98,9 +98,9 @@ def test_all_tokens_may_choose_one_expert(device, num_tokens) -> None:
 
 def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(device) -> None:
     world = World(device, "Q5_0", "Q5_0", "Q8_0", hidden=64)
-    x, ids = normal(16, 64), choices(16)
+    x, ids = normal(7, 64), choices(7)
     together = world.results(x, ids)
-    for t in (0, 7, 15):
+    for t in (0, 6):
         assert torch.equal(world.results(x[t : t + 1], ids[t : t + 1])[0], together[t])
 
 

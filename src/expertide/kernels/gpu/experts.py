@@ -18,9 +18,10 @@ from torch import Tensor
 
 from expertide.formats.quants.base import QuantType
 from expertide.kernels.gpu import launch_table
+from expertide.kernels.gpu.activations import IS_INTERPRETED, Activations, activations, is_plain
 from expertide.kernels.gpu.device import experts as device
 from expertide.kernels.gpu.matrix import ALIGNMENT, GpuMatrix
-from expertide.kernels.gpu.products import compile_constants, tile_operand
+from expertide.kernels.gpu.products import compile_constants
 from expertide.kernels.gpu.quants import chunks_per_row
 
 
@@ -44,29 +45,30 @@ def address_table(experts: list[tuple[GpuMatrix, GpuMatrix, GpuMatrix] | None]) 
 
 
 def expert_mlp(
-    x_TH: Tensor, topk_ids_TK: Tensor, table: Tensor, shape: ExpertShape, *, out: Tensor | None = None
+    x_TH: Tensor | Activations, topk_ids_TK: Tensor, table: Tensor, shape: ExpertShape, *, out: Tensor | None = None
 ) -> Tensor:
     """results[t, k] = down · (silu(gate · x[t]) * (up · x[t])) of expert topk_ids[t, k].
 
     Up to `SMALL_TOKENS` tokens a result's bits depend on its own token and expert only.
 
     Args:
-        x_TH: float32, contiguous.
+        x_TH: float32.
         topk_ids_TK: int32, contiguous; a negative id, too, is an expert that is computed elsewhere.
         table: int64 [E, 3], see `address_table`.
         out: float32 [T, K, H], made if None.
     """
     num_tokens, per_token = topk_ids_TK.shape
-    assert x_TH.shape == (num_tokens, shape.hidden) and x_TH.dtype == torch.float32 and x_TH.is_contiguous()
+    x = activations(x_TH)
+    assert x.x.shape == (num_tokens, shape.hidden)
     assert topk_ids_TK.dtype == torch.int32 and topk_ids_TK.is_contiguous()
     assert table.dtype == torch.int64 and table.shape[1:] == (3,) and table.is_contiguous()
     results = out
     if results is None:
-        results = torch.empty((num_tokens, per_token, shape.hidden), dtype=torch.float32, device=x_TH.device)
+        results = torch.empty((num_tokens, per_token, shape.hidden), dtype=torch.float32, device=x.x.device)
     assert results.shape == (num_tokens, per_token, shape.hidden) and results.is_contiguous()
     if results.numel():
         run = _decode if num_tokens <= launch_table.SMALL_TOKENS else _prefill
-        run(x_TH, topk_ids_TK, table, shape, results)
+        run(x, topk_ids_TK, table, shape, results)
     return results
 
 
@@ -83,42 +85,45 @@ def moe_sum(results_TKH: Tensor, weights_TK: Tensor) -> Tensor:
     return y_TH
 
 
-def _decode(x_TH: Tensor, ids_TK: Tensor, table: Tensor, shape: ExpertShape, results: Tensor) -> None:
+def _decode(x: Activations, ids_TK: Tensor, table: Tensor, shape: ExpertShape, results: Tensor) -> None:
     count, per_token = ids_TK.numel(), ids_TK.shape[1]
-    h = torch.empty((count, shape.inner), dtype=torch.float32, device=x_TH.device)
+    h = torch.empty((count, shape.inner), dtype=torch.float32, device=results.device)
     # By K alone, so that one compiled kernel serves every number of tokens.
     assignments = triton.next_power_of_2(launch_table.SMALL_TOKENS * per_token)
-    launch = launch_table.EXPERT_GATE_UP
+    launch = launch_table.EXPERT_GATE_UP.for_rows_of(chunks_per_row(shape.gate, shape.hidden))
+    assert is_plain(shape.gate) == is_plain(shape.up)
+    operand, stride = x.row_operand(shape.gate)
     device.decode_gate_up_kernel[(triton.cdiv(shape.inner, launch.rows), count)](
-        x_TH, ids_TK, table, h, count, per_token, *_sizes(shape.gate, shape.inner, shape.hidden),
-        **compile_constants(shape.gate), **_up_constants(shape), ASSIGNMENTS=assignments,
+        operand, ids_TK, table, h, count, per_token, stride, *_sizes(shape.gate, shape.inner, shape.hidden),
+        **compile_constants(shape.gate), **_up_constants(shape), EMULATED=IS_INTERPRETED, ASSIGNMENTS=assignments,
         ROWS=launch.rows, CHUNKS=launch.chunks, num_warps=launch.num_warps,
     )  # fmt: skip
-    launch = launch_table.EXPERT_DOWN
+    launch = launch_table.EXPERT_DOWN.for_rows_of(chunks_per_row(shape.down, shape.inner))
+    operand, stride = Activations(h).row_operand(shape.down)
     device.decode_down_kernel[(triton.cdiv(shape.hidden, launch.rows), count)](
-        h, ids_TK, table, results, count, *_sizes(shape.down, shape.hidden, shape.inner),
-        **compile_constants(shape.down), ASSIGNMENTS=assignments,
+        operand, ids_TK, table, results, count, stride, *_sizes(shape.down, shape.hidden, shape.inner),
+        **compile_constants(shape.down), EMULATED=IS_INTERPRETED, ASSIGNMENTS=assignments,
         ROWS=launch.rows, CHUNKS=launch.chunks, num_warps=launch.num_warps,
     )  # fmt: skip
 
 
-def _prefill(x_TH: Tensor, ids_TK: Tensor, table: Tensor, shape: ExpertShape, results: Tensor) -> None:
+def _prefill(x: Activations, ids_TK: Tensor, table: Tensor, shape: ExpertShape, results: Tensor) -> None:
     count, per_token = ids_TK.numel(), ids_TK.shape[1]
-    launch = launch_table.gemm(shape.gate)
+    launch = launch_table.expert_gemm(shape.gate)
     order, tiles = group_by_expert(ids_TK, len(table), launch.tokens)
-    operand, scale = tile_operand(x_TH, shape.gate)
-    h = torch.empty((count, shape.inner), dtype=torch.float32, device=x_TH.device)
+    operand, scale = x.tile_operand(shape.gate)
+    h = torch.empty((count, shape.inner), dtype=torch.float32, device=results.device)
     device.prefill_kernel[(triton.cdiv(shape.inner, launch.rows), len(tiles))](
         operand, scale, table, order, tiles, h, per_token, *_sizes(shape.gate, shape.inner, shape.hidden),
         **compile_constants(shape.gate), **_up_constants(shape), IS_GATED=True,
         TOKENS=launch.tokens, ROWS=launch.rows, CHUNKS=launch.chunks,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
-    launch_down = launch_table.gemm(shape.down)
+    launch_down = launch_table.expert_gemm(shape.down)
     if launch_down.tokens != launch.tokens:
         order, tiles = group_by_expert(ids_TK, len(table), launch_down.tokens)
     # Rows of h that were not written (experts elsewhere) are not read either.
-    operand, scale = tile_operand(h, shape.down)
+    operand, scale = Activations(h).tile_operand(shape.down)
     device.prefill_kernel[(triton.cdiv(shape.hidden, launch_down.rows), len(tiles))](
         operand, scale, table, order, tiles, results, 1, *_sizes(shape.down, shape.hidden, shape.inner),
         **compile_constants(shape.down), **_up_constants(shape), IS_GATED=False,

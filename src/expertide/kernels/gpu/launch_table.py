@@ -21,6 +21,13 @@ class RowLaunch:
     chunks: int
     num_warps: int
 
+    def for_rows_of(self, num_chunks: int) -> RowLaunch:
+        """As many chunks a program, but of more rows where a row has fewer; a power of two both."""
+        chunks = self.chunks
+        while chunks >= 2 * num_chunks:
+            chunks //= 2
+        return RowLaunch(self.rows * self.chunks // chunks, chunks, self.num_warps)
+
 
 @dataclass(frozen=True, slots=True)
 class TileLaunch:
@@ -44,29 +51,36 @@ class AttentionLaunch:
 
 
 # Rows of 2,048 four-bit values are 64 chunks, of 1,408 five-bit values 44.
-LINEAR = RowLaunch(rows=8, chunks=64, num_warps=4)
+LINEAR = RowLaunch(rows=2, chunks=32, num_warps=1)
 TRANSPOSED = RowLaunch(rows=16, chunks=4, num_warps=4)
-EXPERT_GATE_UP = RowLaunch(rows=4, chunks=64, num_warps=4)
-EXPERT_DOWN = RowLaunch(rows=8, chunks=64, num_warps=4)
+EXPERT_GATE_UP = RowLaunch(rows=2, chunks=32, num_warps=1)
+EXPERT_DOWN = RowLaunch(rows=4, chunks=32, num_warps=1)
 DEQUANTISE = RowLaunch(rows=1, chunks=64, num_warps=4)
 
 GEMM = TileLaunch(tokens=64, rows=64, chunks=4, num_warps=4, num_stages=2)
 GEMM_EXACT = TileLaunch(tokens=16, rows=16, chunks=2, num_warps=4, num_stages=1)  # float32 weights: no tensor cores
+EXPERT_GEMM = TileLaunch(tokens=64, rows=64, chunks=4, num_warps=4, num_stages=2)
 
 
 def gemm(quant: QuantType) -> TileLaunch:
     return GEMM_EXACT if quant.name == "F32" else GEMM
 
 
-DECODE_ATTENTION = AttentionLaunch(queries=16, keys=32, num_warps=4, num_stages=1)
-PREFILL_ATTENTION = AttentionLaunch(queries=32, keys=32, num_warps=8, num_stages=1)
-# Keys of float32: a tile of 32 would not fit beside the queries.
-EXACT_ATTENTION = AttentionLaunch(queries=16, keys=16, num_warps=4, num_stages=1)
+def expert_gemm(quant: QuantType) -> TileLaunch:
+    return GEMM_EXACT if quant.name == "F32" else EXPERT_GEMM
 
 
-def attention(*, is_decode: bool, is_half: bool) -> AttentionLaunch:
-    if not is_half:
-        return EXACT_ATTENTION
+# Keys wider than 256 are latents: queries, keys and the mean of 512 values each have to fit beside each other.
+WIDE_KEY = 256
+DECODE_ATTENTION = AttentionLaunch(queries=16, keys=64, num_warps=4, num_stages=2)
+DECODE_ATTENTION_WIDE = AttentionLaunch(queries=16, keys=16, num_warps=4, num_stages=2)
+PREFILL_ATTENTION = AttentionLaunch(queries=64, keys=64, num_warps=4, num_stages=1)
+PREFILL_ATTENTION_WIDE = AttentionLaunch(queries=32, keys=16, num_warps=8, num_stages=1)
+
+
+def attention(*, is_decode: bool, key_size: int) -> AttentionLaunch:
+    if key_size > WIDE_KEY:
+        return DECODE_ATTENTION_WIDE if is_decode else PREFILL_ATTENTION_WIDE
     return DECODE_ATTENTION if is_decode else PREFILL_ATTENTION
 
 

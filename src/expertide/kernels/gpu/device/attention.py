@@ -8,8 +8,8 @@ key or a row of its own. Rows of a tile are (token, query head) pairs that share
               merge_kernel joins them in the order of their index
     prefill   a tile holds neighbouring rows of a chunk; its keys are walked in tiles from position 0 on
 
-Scores are in units of log2. Queries of a float16 cache are cut into two halves, so that a score is as exact as the cache
-itself. The position of token 0 is read from memory: a recorded graph serves every step.
+Scores are in units of log2. Keys, values and weights are multiplied as float16, a float32 cache too. In decode, where
+memory is what takes time, queries are cut into two halves, so that a score is as exact as the cache. The position of token 0 is read from memory: a recorded graph serves every step.
 """
 
 import triton
@@ -24,18 +24,18 @@ def split_keys(length, MIN_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, q_rest, k):
-    if k.dtype == tl.float32:
-        return tl.dot(q, tl.trans(k), input_precision="tf32x3")
-    else:
-        return tl.dot(q, tl.trans(k), tl.dot(q_rest, tl.trans(k)))
+def _scores(q, q_rest, k, IS_EXACT: tl.constexpr):
+    scores = tl.dot(q, tl.trans(k))
+    if IS_EXACT:
+        scores = tl.dot(q_rest, tl.trans(k), scores)
+    return scores
 
 
 @triton.jit
-def _cut(q, dtype: tl.constexpr):
-    """(q rounded to the cache's type, what the rounding left)."""
-    head = q.to(dtype)
-    return head, (q - head.to(tl.float32)).to(dtype)
+def _cut(q):
+    """(q as float16, what the rounding left)."""
+    head = q.to(tl.float16)
+    return head, (q - head.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -68,6 +68,7 @@ def attention_kernel(
     V_DIM: tl.constexpr,
     SHARES_VALUES: tl.constexpr,
     IS_DECODE: tl.constexpr,
+    IS_EXACT: tl.constexpr,
     PAGE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -108,15 +109,14 @@ def attention_kernel(
         is_row = (t < num_tokens) & (h < heads_per_group)
         entry = t.to(tl.int64) * num_heads + group * heads_per_group + h
         da = tl.arange(0, A_DIM)
-        dtype: tl.constexpr = ka_ptr.dtype.element_ty
         a_mask = is_row[:, None] & (da < A_SIZE)[None, :]
         qa = tl.load(qa_ptr + (entry * qa_stride)[:, None] + da[None, :], mask=a_mask, other=0.0) * scale
-        qa, qa_rest = _cut(qa, dtype)
+        qa, qa_rest = _cut(qa)
         if B_DIM > 0:
             db = tl.arange(0, B_DIM)
             b_mask = is_row[:, None] & (db < B_SIZE)[None, :]
             qb = tl.load(qb_ptr + (entry * qb_stride)[:, None] + db[None, :], mask=b_mask, other=0.0) * scale
-            qb, qb_rest = _cut(qb, dtype)
+            qb, qb_rest = _cut(qb)
         dv = tl.arange(0, V_DIM)
         highest = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
@@ -133,13 +133,13 @@ def attention_kernel(
                 ka_ptr + group * ka_head_stride + place * ka_stride + da[None, :],
                 mask=is_key[:, None] & (da < A_SIZE)[None, :],
                 other=0.0,
-            )
-            scores = _scores(qa, qa_rest, ka)
+            ).to(tl.float16)
+            scores = _scores(qa, qa_rest, ka, IS_EXACT)
             if B_DIM > 0:
                 kb = tl.load(
                     kb_ptr + place * kb_stride + db[None, :], mask=is_key[:, None] & (db < B_SIZE)[None, :], other=0.0
-                )
-                scores += _scores(qb, qb_rest, kb)
+                ).to(tl.float16)
+                scores += _scores(qb, qb_rest, kb, IS_EXACT)
             scores = tl.where(is_key[None, :] & (s[None, :] <= first_position + t[:, None]), scores, -float("inf"))
             # The first tile holds a key that every row sees, so `highest` is finite from then on.
             new_highest = tl.maximum(highest, tl.max(scores, axis=1))
@@ -153,11 +153,8 @@ def attention_kernel(
                     v_ptr + group * v_head_stride + place * v_stride + dv[None, :],
                     mask=is_key[:, None] & (dv < V_SIZE)[None, :],
                     other=0.0,
-                )
-            if v.dtype == tl.float32:
-                mean = tl.dot(p, v, mean * shrink[:, None], input_precision="tf32x3")
-            else:
-                mean = tl.dot(p.to(v.dtype), v, mean * shrink[:, None])
+                ).to(tl.float16)
+            mean = tl.dot(p.to(tl.float16), v, mean * shrink[:, None])
             highest = new_highest
         v_mask = is_row[:, None] & (dv < V_SIZE)[None, :]
         if IS_DECODE:

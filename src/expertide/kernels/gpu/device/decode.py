@@ -272,42 +272,9 @@ def values(
 
 
 @triton.jit
-def products(
-    x,
-    x_mask,
-    base,
-    num_blocks,
-    first,
-    r,
-    c,
-    mask,
-    blocks_per_row,
-    cols,
-    TYPE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PER_BLOCK: tl.constexpr,
-    CENTRE: tl.constexpr,
-):
-    """What each chunk adds to its row's product with the vector at `x` (float32 pointer): float32 [R, C].
-
-    Scale and minimum are applied once per 16 values: scale * sum(code * x) - (minimum + CENTRE * scale) * sum(x).
-    """
-    low = load_codes(base, first, r, c, mask, blocks_per_row, TYPE, PER_BLOCK)
-    high = load_high_bits(base, num_blocks, first, r, c, mask, blocks_per_row, TYPE, PER_BLOCK)
-    lane = tl.arange(0, 16)
-    for PART in tl.static_range(PARTS):
-        k = first_value(c, PART, TYPE, PER_BLOCK)[:, None] + lane[None, :]
-        x_part = tl.load(x + k, mask=x_mask[:, None] & (k < cols), other=0.0)
-        part = tl.sum(codes(low, high, c, PART, TYPE, PER_BLOCK) * x_part[None, :, :], axis=2)
-        if not (TYPE == F32 or TYPE == F16 or TYPE == BF16):
-            scale, minimum = scale_and_minimum(
-                base, num_blocks, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK
-            )
-            part = part * scale
-            if CENTRE != 0 or TYPE == Q4_K or TYPE == Q5_K or TYPE == Q2_K or TYPE == Q4_1 or TYPE == Q5_1:
-                part -= (minimum + CENTRE * scale) * tl.sum(x_part, axis=1)[None, :]
-        if PART == 0:
-            total = part
-        else:
-            total += part
-    return total
+def plain_products(x, x_mask, base, first, r, c, mask, cols, TYPE: tl.constexpr):
+    """What each chunk of plain numbers adds to its row's product with the vector at `x` (float32 pointer): [R, C]."""
+    w = load_codes(base, first, r, c, mask, cols, TYPE, 1)
+    k = c[:, None] * 16 + tl.arange(0, 16)[None, :]
+    x_values = tl.load(x + k, mask=x_mask[:, None] & (k < cols), other=0.0)
+    return tl.sum(w * x_values[None, :, :], axis=2)

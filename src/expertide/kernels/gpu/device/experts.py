@@ -7,8 +7,7 @@ its results are then not written. Assignment a = t * K + k is token t's k-th exp
 import triton
 import triton.language as tl
 
-from expertide.kernels.gpu.device.decode import products
-from expertide.kernels.gpu.device.products import row_products
+from expertide.kernels.gpu.device.products import chunk_products, row_products
 from expertide.kernels.gpu.device.tiles import tile_step
 
 
@@ -40,6 +39,7 @@ def decode_gate_up_kernel(
     h_ptr,
     num_assignments,
     per_token,
+    x_stride,
     num_blocks,
     blocks_per_row,
     rows,
@@ -56,6 +56,7 @@ def decode_gate_up_kernel(
     up_num_blocks,
     up_blocks_per_row,
     up_num_chunks,
+    EMULATED: tl.constexpr,
     ASSIGNMENTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -79,7 +80,7 @@ def decode_gate_up_kernel(
     total = tl.cast(num_blocks, tl.int64)
     for b in range(begin, num_assignments):
         if tl.load(ids_ptr + b) == expert:
-            x = x_ptr + (b // per_token) * cols
+            x = x_ptr + (b // per_token) * x_stride
             if TYPE == UP_TYPE:
                 sum_g = tl.zeros((ROWS, CHUNKS), tl.float32)
                 sum_u = tl.zeros((ROWS, CHUNKS), tl.float32)
@@ -87,25 +88,25 @@ def decode_gate_up_kernel(
                     c = chunk + tl.arange(0, CHUNKS)
                     is_chunk = c < num_chunks
                     mask = row_mask[:, None] & is_chunk[None, :]
-                    sum_g += products(
+                    sum_g += chunk_products(
                         x, is_chunk, gate_ptr, total, first, r, c, mask, blocks_per_row, cols,
-                        TYPE, PARTS, PER_BLOCK, CENTRE,
+                        TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED,
                     )  # fmt: skip
-                    sum_u += products(
+                    sum_u += chunk_products(
                         x, is_chunk, up_ptr, total, first, r, c, mask, blocks_per_row, cols,
-                        TYPE, PARTS, PER_BLOCK, CENTRE,
+                        TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED,
                     )  # fmt: skip
                 g = tl.sum(sum_g, axis=1)
                 u = tl.sum(sum_u, axis=1)
             else:
                 g = row_products(
                     x, gate_ptr, total, first, r, row_mask, blocks_per_row, cols, num_chunks,
-                    TYPE, PARTS, PER_BLOCK, CENTRE, ROWS, CHUNKS,
+                    TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED, ROWS, CHUNKS,
                 )  # fmt: skip
                 u = row_products(
                     x, up_ptr, tl.cast(up_num_blocks, tl.int64), row.to(tl.int64) * up_blocks_per_row, r, row_mask,
                     up_blocks_per_row, cols, up_num_chunks,
-                    UP_TYPE, UP_PARTS, UP_PER_BLOCK, UP_CENTRE, ROWS, CHUNKS,
+                    UP_TYPE, UP_PARTS, UP_PER_BLOCK, UP_CENTRE, EMULATED, ROWS, CHUNKS,
                 )  # fmt: skip
             tl.store(h_ptr + b * rows + row + r, silu(g) * u, mask=row_mask)
 
@@ -117,6 +118,7 @@ def decode_down_kernel(
     table_ptr,
     y_ptr,
     num_assignments,
+    h_stride,
     num_blocks,
     blocks_per_row,
     rows,
@@ -126,6 +128,7 @@ def decode_down_kernel(
     PARTS: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     CENTRE: tl.constexpr,
+    EMULATED: tl.constexpr,
     ASSIGNMENTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -141,9 +144,9 @@ def decode_down_kernel(
     for b in range(begin, num_assignments):
         if tl.load(ids_ptr + b) == expert:
             y = row_products(
-                h_ptr + b * cols, down.to(tl.pointer_type(tl.uint8)), tl.cast(num_blocks, tl.int64),
+                h_ptr + b * h_stride, down.to(tl.pointer_type(tl.uint8)), tl.cast(num_blocks, tl.int64),
                 row.to(tl.int64) * blocks_per_row, r, row_mask, blocks_per_row, cols, num_chunks,
-                TYPE, PARTS, PER_BLOCK, CENTRE, ROWS, CHUNKS,
+                TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED, ROWS, CHUNKS,
             )  # fmt: skip
             tl.store(y_ptr + b * rows + row + r, y, mask=row_mask)
 

@@ -9,12 +9,43 @@ import triton
 import triton.language as tl
 
 from expertide.kernels.gpu.device.decode import (
+    BF16,
+    F16,
+    F32,
     first_value,
     load_codes,
     load_high_bits,
-    products,
+    plain_products,
     values,
 )
+from expertide.kernels.gpu.device.packed import packed_products
+
+
+@triton.jit
+def chunk_products(
+    x,
+    x_mask,
+    base,
+    num_blocks,
+    first,
+    r,
+    c,
+    mask,
+    blocks_per_row,
+    cols,
+    TYPE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
+    CENTRE: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """What each chunk adds to its row's product: float32 [R, C]; `x` is packed unless the weights are plain numbers."""
+    if TYPE == F32 or TYPE == F16 or TYPE == BF16:
+        return plain_products(x, x_mask, base, first, r, c, mask, cols, TYPE)
+    else:
+        return packed_products(
+            x, x_mask, base, num_blocks, first, r, c, mask, blocks_per_row, cols, TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED
+        )
 
 
 @triton.jit
@@ -32,6 +63,7 @@ def row_products(
     PARTS: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     CENTRE: tl.constexpr,
+    EMULATED: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
@@ -41,9 +73,10 @@ def row_products(
         c = begin + tl.arange(0, CHUNKS)
         is_chunk = c < num_chunks
         mask = row_mask[:, None] & is_chunk[None, :]
-        total += products(
-            x, is_chunk, base, num_blocks, first, r, c, mask, blocks_per_row, cols, TYPE, PARTS, PER_BLOCK, CENTRE
-        )
+        total += chunk_products(
+            x, is_chunk, base, num_blocks, first, r, c, mask, blocks_per_row, cols,
+            TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED,
+        )  # fmt: skip
     return tl.sum(total, axis=1)
 
 
@@ -53,6 +86,7 @@ def linear_kernel(
     w_ptr,
     y_ptr,
     num_tokens,
+    x_stride,
     num_blocks,
     blocks_per_row,
     rows,
@@ -65,12 +99,14 @@ def linear_kernel(
     PARTS: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     CENTRE: tl.constexpr,
+    EMULATED: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     """y[t, q, o] = w[q] row o · x[t, q]; axis 0: ROWS rows, axis 1: head q.
 
-    x [T, Q, cols], y [T, Q, rows], contiguous float32; row o of head q is row first_row + q * head_stride + o.
+    x [T, Q, x_stride] as `chunk_products` takes it, y [T, Q, rows] float32; row o of head q is row
+    first_row + q * head_stride + o of the matrix.
     """
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS
@@ -80,8 +116,8 @@ def linear_kernel(
     for t in range(num_tokens):
         entry = head.to(tl.int64) + t * num_heads
         y = row_products(
-            x_ptr + entry * cols, w_ptr, num_blocks.to(tl.int64), first, r, row_mask, blocks_per_row, cols, num_chunks,
-            TYPE, PARTS, PER_BLOCK, CENTRE, ROWS, CHUNKS,
+            x_ptr + entry * x_stride, w_ptr, num_blocks.to(tl.int64), first, r, row_mask, blocks_per_row, cols, num_chunks,
+            TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED, ROWS, CHUNKS,
         )  # fmt: skip
         tl.store(y_ptr + entry * rows + row + r, y, mask=row_mask)
 
