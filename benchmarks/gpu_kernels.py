@@ -2,16 +2,16 @@
 
     python benchmarks/gpu_kernels.py [--json FILE] [--no-checks] [--only NAME...]
 
-Checks are the tests of tests/gpu on this GPU. Times are those of replayed CUDA graphs that go through more weights than
-the second-level cache holds, so that every byte counted comes from memory; `eager` is one call from Python, launches
-included. Shapes are DeepSeek-V2-Lite's. Bounds are measured here: a copy (bytes read and written) and a float16 product.
+Checks are the tests of tests/gpu on this GPU. Times are those of replayed CUDA graphs that go through more weights
+than the second-level cache holds, so that every byte counted comes from memory; `eager` is one call from Python,
+launches included. Shapes are DeepSeek-V2-Lite's. Bounds are measured here: a copy (bytes read and written) and a
+float16 product.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import os
 import platform
@@ -19,8 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from tests.packed_samples import TYPE_NAMES, random_weights  # noqa: E402
 
 from expertide.formats.quants import by_name  # noqa: E402
-from expertide.kernels.gpu import attention, experts, launch_table, products, rows  # noqa: E402
+from expertide.kernels.gpu import attention, experts, products, rows  # noqa: E402
 from expertide.kernels.gpu.activations import Activations  # noqa: E402
 from expertide.kernels.gpu.experts import ExpertShape  # noqa: E402
-from expertide.kernels.gpu.launch_table import AttentionLaunch, RowLaunch, TileLaunch  # noqa: E402
 from expertide.kernels.gpu.matrix import GpuMatrix  # noqa: E402
 from expertide.kernels.router import RouterSpec  # noqa: E402
 
@@ -57,7 +55,12 @@ class Report:
     def add(self, name: str, calls: list[Call], *, num_bytes: int = 0, flops: float = 0.0, **extra: Any) -> None:
         samples = graph_seconds(calls)
         seconds = statistics.median(samples)
-        row = {"name": name, "us": round(seconds * 1e6, 2), "spread": round(max(samples) / min(samples) - 1, 3), **extra}
+        row = {
+            "name": name,
+            "us": round(seconds * 1e6, 2),
+            "spread": round(max(samples) / min(samples) - 1, 3),
+            **extra,
+        }
         if num_bytes:
             row["gbps"] = round(num_bytes / seconds / 1e9, 1)
             row["share_of_copy"] = round(row["gbps"] / self.copy_gbps, 3) if self.copy_gbps else None
@@ -179,28 +182,27 @@ def time_experts(report: Report) -> None:
         shape, made, table = routed_experts(down)
         expert_bytes = sum(part.nbytes for part in made[0])
         for num_tokens in (1, 4):
-            x = torch.randn(num_tokens, HIDDEN, device=DEVICE) * 0.1
-            weights = torch.rand(num_tokens, K, device=DEVICE)
-            every = torch.randperm(NUM_EXPERTS, device=DEVICE).to(torch.int32)
             per_call = num_tokens * K
-            calls: list[Call] = []
-            for turn in range(NUM_EXPERTS // per_call * 4):
-                ids = every.roll(turn * per_call)[:per_call].view(num_tokens, K).contiguous()
-                calls.append(
-                    lambda ids=ids, x=x, weights=weights: experts.moe_sum(
-                        experts.expert_mlp(x, ids, table, shape), weights
-                    )
-                )
+            calls = routed_calls(shape, table, num_tokens)
             report.add(
                 f"experts Q4_K/{down}, {num_tokens} token(s) x {K}", calls, num_bytes=per_call * expert_bytes,
                 eager=eager_us(calls[0]),
             )  # fmt: skip
-        if down == "Q5_0":
-            # The halves alone say where the time goes.
-            x, ids = torch.randn(1, HIDDEN, device=DEVICE), torch.arange(K, dtype=torch.int32, device=DEVICE)[None]
-            results = experts.expert_mlp(x, ids, table, shape)
-            weights = torch.rand(1, K, device=DEVICE)
-            report.add("ordered sum, 1 token x 6", [lambda: experts.moe_sum(results, weights)] * 50)
+    results, weights = torch.randn(1, K, HIDDEN, device=DEVICE), torch.rand(1, K, device=DEVICE)
+    report.add("ordered sum, 1 token x 6", [lambda: experts.moe_sum(results, weights)] * 50)
+
+
+def routed_calls(shape: ExpertShape, table: torch.Tensor, num_tokens: int) -> list[Call]:
+    """Calls that go through all experts in turn, each token with its own."""
+    x = torch.randn(num_tokens, HIDDEN, device=DEVICE) * 0.1
+    weights = torch.rand(num_tokens, K, device=DEVICE)
+    every = torch.randperm(NUM_EXPERTS, device=DEVICE).to(torch.int32)
+    per_call = num_tokens * K
+    turns = [
+        every.roll(turn * per_call)[:per_call].view(num_tokens, K).contiguous()
+        for turn in range(NUM_EXPERTS // per_call * 4)
+    ]
+    return [lambda ids=ids: experts.moe_sum(experts.expert_mlp(x, ids, table, shape), weights) for ids in turns]
 
 
 def time_prefill_experts(report: Report) -> None:
@@ -238,9 +240,7 @@ def grouped_calls(num_tokens: int, length: int, count: int) -> list[Call]:
     for _ in range(count):
         k, v = (torch.randn(groups, length, dim, device=DEVICE).half() for _ in range(2))
         calls.append(
-            lambda k=k, v=v: attention.gqa_attention(
-                q, k, v, scale=0.1, first_position=first, max_length=length
-            )
+            lambda k=k, v=v: attention.gqa_attention(q, k, v, scale=0.1, first_position=first, max_length=length)
         )
     return calls
 
@@ -250,7 +250,9 @@ def time_attention(report: Report) -> None:
         for name, calls_of, width in (("latent", latent_calls, RANK + ROPE), ("grouped 32/4x128", grouped_calls, 1024)):
             num_bytes = length * width * 2
             calls = calls_of(1, length, copies_for(num_bytes) // 2)
-            report.add(f"{name} attention, 1 token, {length} keys", calls, num_bytes=num_bytes, eager=eager_us(calls[0]))
+            report.add(
+                f"{name} attention, 1 token, {length} keys", calls, num_bytes=num_bytes, eager=eager_us(calls[0])
+            )
     for length in (512, 4096):
         pairs = 512 * (length - 512) + 512 * 513 / 2
         report.add(
@@ -292,21 +294,9 @@ def time_rows(report: Report) -> None:
         report.add(name, [call] * 50, eager=eager_us(call))
 
 
-@contextmanager
-def launched_as(**table: Any) -> Iterator[None]:
-    before = {name: getattr(launch_table, name) for name in table}
-    for name, value in table.items():
-        setattr(launch_table, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(launch_table, name, value)
-
-
 def run_checks() -> dict[str, Any]:
     """The tests of tests/gpu in a process of their own, on as many workers as there are cores: they mostly compile."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider", "--tb=short"]
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(min(14, os.cpu_count() or 1))]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": "0"}
@@ -314,7 +304,9 @@ def run_checks() -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     print("\n".join(lines[-60:]), flush=True)
-    return {"ok": done.returncode == 0, "summary": lines[-1] if lines else "", "s": round(time.monotonic() - start, 1)}
+    counts = [line for line in lines if " passed" in line or " failed" in line]
+    summary = counts[-1].strip("= ") if counts else "no count"
+    return {"ok": done.returncode == 0, "summary": summary, "s": round(time.monotonic() - start, 1)}
 
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
@@ -340,7 +332,8 @@ def main() -> int:
     properties = torch.cuda.get_device_properties(0)
     machine = {
         "gpu": properties.name, "capability": f"{properties.major}.{properties.minor}",
-        "torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda, "host": platform.machine(),
+        "torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda,
+        "host": platform.machine(),
     }  # fmt: skip
     print(json.dumps(machine), flush=True)
     start = time.monotonic()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tests.packed_samples import ALL_TYPES, SCALES, TYPE_NAMES, random_weights
 
 from expertide import _native
-from expertide.formats import quants
 from expertide.formats.quants.base import QuantType
 
 Floats = NDArray[np.float32]

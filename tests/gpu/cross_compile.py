@@ -2,8 +2,9 @@
 
     TRITON_INTERPRET=0 python -m tests.gpu.cross_compile [--capability 86] [--types Q4_K Q5_0 ...]
 
-prints one JSON line per kernel. While `recorded_launches` is active, a launch runs nothing: it is noted, with the types and the divisibility that its
-arguments have, and `compile_for` makes machine code of it with the assembler inside the triton package.
+prints one JSON line per kernel. While `recorded_launches` is active, a launch runs nothing: it is noted, with the types
+and the divisibility that its arguments have, and `compile_for` makes machine code of it with the assembler inside the
+triton package.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ def position(first: int, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    ("num_tokens", "first"), [(1, 0), (1, 63), (1, 64), (3, 126), (1, 200), (17, 0), (19, 41)]
-)
+@pytest.mark.parametrize(("num_tokens", "first"), [(1, 0), (1, 63), (1, 64), (3, 126), (1, 200), (17, 0), (19, 41)])
 def test_grouped_attention_agrees(device, dtype, num_tokens, first) -> None:
     heads, groups, dim, rows = 6, 2, 24, first + num_tokens + 3
     q = normal(num_tokens, heads, dim) * 2
@@ -60,9 +58,7 @@ def test_latent_attention_agrees(device, dtype, is_joint, num_tokens, first) -> 
         q_nope.to(device), q_rope.to(device), latent.to(device), k_rope.to(device), k_b, v_b,
         scale=0.05, first_position=position(first, device), max_length=rows,
     )  # fmt: skip
-    expected = REFERENCE.mla_attention(
-        q_nope, q_rope, latent, k_rope, held_k, held_v, scale=0.05, first_position=first
-    )
+    expected = REFERENCE.mla_attention(q_nope, q_rope, latent, k_rope, held_k, held_v, scale=0.05, first_position=first)
     # Beyond 16 tokens k_b and v_b go through float16 products as well.
     assert_close(found, expected, 3 * HALF if num_tokens > launch_table.SMALL_TOKENS else HALF)
 

@@ -1,8 +1,8 @@
 """Causal attention on the GPU over cached latents, or over cached keys and values per kv head.
 
 Up to `SMALL_TOKENS` tokens each one's keys are split into pieces whose number depends on its own position only; more
-tokens are a chunk of a prompt, walked in tiles from position 0. Keys are float16, or float32 and rounded when used; rows
-of one head follow each other at any stride; with a page table the rows of a page do.
+tokens are a chunk of a prompt, walked in tiles from position 0. Keys are float16, or float32 and rounded when used;
+rows of one head follow each other at any stride; with a page table the rows of a page do.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _attend(
     b_size = 0 if qb is None else qb.shape[2]
     heads_per_group = num_heads // num_groups
     is_decode = num_tokens <= launch_table.SMALL_TOKENS
-    launch = launch_table.attention(is_decode=is_decode, key_size=a_size + b_size)
+    is_half = ka_GSA.dtype == torch.float16
+    launch = launch_table.attention(is_decode=is_decode, is_half=is_half, key_size=a_size + b_size)
     most = launch_table.MAX_KEY_SPLITS
     out = torch.empty((num_tokens, num_heads, v_size), dtype=torch.float32, device=qa.device)
     if not out.numel():
@@ -133,7 +134,8 @@ def _attend(
         ka_GSA.stride(0), values.stride(0),
         A_SIZE=a_size, B_SIZE=b_size, V_SIZE=v_size,
         A_DIM=_padded(a_size), B_DIM=_padded(b_size) if b_size else 0, V_DIM=_padded(v_size),
-        SHARES_VALUES=v_GSV is None, IS_DECODE=is_decode, IS_EXACT=is_decode, PAGE=page_size if pages is not None else 0,
+        SHARES_VALUES=v_GSV is None, IS_DECODE=is_decode, IS_EXACT=is_decode,
+        PAGE=0 if pages is None else page_size,
         QUERIES=launch.queries, KEYS=launch.keys, MIN_KEYS=launch_table.MIN_SPLIT_KEYS, MAX_SPLITS=most,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip

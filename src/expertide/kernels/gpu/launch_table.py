@@ -1,7 +1,7 @@
 """How each kernel is launched: tile sizes, warps, pipeline stages. The only place for such numbers.
 
-Chosen by hand for cards of compute capability 8.0 and newer within 99 KiB of shared memory; `benchmarks/gpu_kernels.py`
-measures them.
+For cards of compute capability 8.0 and newer within 99 KiB of shared memory. `benchmarks/gpu_tune.py` times candidates;
+what it found on an H200 stands here (docs/experiments.md), and `benchmarks/gpu_kernels.py` measures the result.
 """
 
 from __future__ import annotations
@@ -50,16 +50,18 @@ class AttentionLaunch:
     num_stages: int
 
 
-# Rows of 2,048 four-bit values are 64 chunks, of 1,408 five-bit values 44.
+# Rows of 2,048 four-bit values are 64 chunks, of 1,408 five-bit values 44. One warp a program: nothing is exchanged
+# between warps. One row a program is 0.1 to 0.3 us faster on an H200, and 1.4 us slower for a head of 20,480 rows;
+# a small card holds 16 programs a multiprocessor, and one row each would leave too few bytes on their way.
 LINEAR = RowLaunch(rows=2, chunks=32, num_warps=1)
-TRANSPOSED = RowLaunch(rows=16, chunks=4, num_warps=4)
-EXPERT_GATE_UP = RowLaunch(rows=2, chunks=32, num_warps=1)
-EXPERT_DOWN = RowLaunch(rows=4, chunks=32, num_warps=1)
+TRANSPOSED = RowLaunch(rows=128, chunks=1, num_warps=4)
+EXPERT_GATE_UP = RowLaunch(rows=4, chunks=16, num_warps=1)
+EXPERT_DOWN = RowLaunch(rows=8, chunks=16, num_warps=1)
 DEQUANTISE = RowLaunch(rows=1, chunks=64, num_warps=4)
 
-GEMM = TileLaunch(tokens=64, rows=64, chunks=4, num_warps=4, num_stages=2)
+GEMM = TileLaunch(tokens=128, rows=64, chunks=4, num_warps=8, num_stages=3)
 GEMM_EXACT = TileLaunch(tokens=16, rows=16, chunks=2, num_warps=4, num_stages=1)  # float32 weights: no tensor cores
-EXPERT_GEMM = TileLaunch(tokens=64, rows=64, chunks=4, num_warps=4, num_stages=2)
+EXPERT_GEMM = TileLaunch(tokens=64, rows=64, chunks=4, num_warps=4, num_stages=1)
 
 
 def gemm(quant: QuantType) -> TileLaunch:
@@ -76,9 +78,12 @@ DECODE_ATTENTION = AttentionLaunch(queries=16, keys=64, num_warps=4, num_stages=
 DECODE_ATTENTION_WIDE = AttentionLaunch(queries=16, keys=16, num_warps=4, num_stages=2)
 PREFILL_ATTENTION = AttentionLaunch(queries=64, keys=64, num_warps=4, num_stages=1)
 PREFILL_ATTENTION_WIDE = AttentionLaunch(queries=32, keys=16, num_warps=8, num_stages=1)
+PREFILL_ATTENTION_FLOAT32 = AttentionLaunch(queries=16, keys=16, num_warps=4, num_stages=1)  # keys twice as large
 
 
-def attention(*, is_decode: bool, key_size: int) -> AttentionLaunch:
+def attention(*, is_decode: bool, is_half: bool, key_size: int) -> AttentionLaunch:
+    if not is_decode and not is_half:
+        return PREFILL_ATTENTION_FLOAT32
     if key_size > WIDE_KEY:
         return DECODE_ATTENTION_WIDE if is_decode else PREFILL_ATTENTION_WIDE
     return DECODE_ATTENTION if is_decode else PREFILL_ATTENTION
@@ -86,5 +91,5 @@ def attention(*, is_decode: bool, key_size: int) -> AttentionLaunch:
 
 # Decode attention is split along the keys into pieces of this many keys, or of more where that would be more pieces
 # than MAX_KEY_SPLITS: a function of the number of keys and nothing else.
-MIN_SPLIT_KEYS = 64
+MIN_SPLIT_KEYS = 32
 MAX_KEY_SPLITS = 64

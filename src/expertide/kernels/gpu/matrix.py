@@ -46,7 +46,7 @@ class GpuMatrix:
         assert self.data.data_ptr() % ALIGNMENT == 0
         assert self.data.numel() == self.held_rows * self.quant.row_bytes(self.cols)
         last = self.first_row + (self.num_heads - 1) * self.head_stride + self.rows
-        assert 0 <= self.first_row and last <= self.held_rows
+        assert self.first_row >= 0 and last <= self.held_rows
 
     @property
     def blocks_per_row(self) -> int:

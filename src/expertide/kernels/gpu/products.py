@@ -1,8 +1,8 @@
 """Products with packed matrices, and decoding, on the GPU. Meanings are those of `ops.Kernels`.
 
-Up to `SMALL_TOKENS` tokens each one gets the same bits whatever stands beside it: packed weights are multiplied in whole
-numbers with activations of 15 bits (`device/packed.py`), plain ones in float32. Larger calls go through tensor cores:
-activations as float16 with a power of two per token, weights decoded to float16, float32 sums.
+Up to `SMALL_TOKENS` tokens each one gets the same bits whatever stands beside it: packed weights are multiplied in
+whole numbers with activations of 15 bits (`device/packed.py`), plain ones in float32. Larger calls go through tensor
+cores: activations as float16 with a power of two per token, weights decoded to float16, float32 sums.
 """
 
 from __future__ import annotations

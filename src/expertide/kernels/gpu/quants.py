@@ -28,9 +28,7 @@ def constants_of(quant: QuantType) -> QuantConstants:
     """Raises UnsupportedError for a type without a device layout."""
     planes_of(quant)
     name = quant.name
-    return QuantConstants(
-        quant.ggml_id, _PARTS.get(name, 2), _CHUNKS_PER_BLOCK.get(name, 1), _CENTRES.get(name, 0)
-    )
+    return QuantConstants(quant.ggml_id, _PARTS.get(name, 2), _CHUNKS_PER_BLOCK.get(name, 1), _CENTRES.get(name, 0))
 
 
 def chunks_per_row(quant: QuantType, cols: int) -> int:

@@ -85,4 +85,4 @@ def _checked(x: Tensor) -> Tensor:
 
 def _warps(cols: int) -> int:
     """Warps for a program that holds a row: 16 values a thread, and at most 16 warps."""
-    return max(1, min(16, triton.next_power_of_2(cols) // 512))
+    return max(1, min(16, int(triton.next_power_of_2(cols)) // 512))

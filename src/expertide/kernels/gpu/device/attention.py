@@ -8,8 +8,9 @@ key or a row of its own. Rows of a tile are (token, query head) pairs that share
               merge_kernel joins them in the order of their index
     prefill   a tile holds neighbouring rows of a chunk; its keys are walked in tiles from position 0 on
 
-Scores are in units of log2. Keys, values and weights are multiplied as float16, a float32 cache too. In decode, where
-memory is what takes time, queries are cut into two halves, so that a score is as exact as the cache. The position of token 0 is read from memory: a recorded graph serves every step.
+Scores are in units of log2. Keys, values and weights are multiplied as float16, those of a float32 cache too. In
+decode, where memory is what takes time, queries are cut into two halves, so that a score is as exact as the cache. The
+position of token 0 is read from memory: a recorded graph serves every step.
 """
 
 import triton

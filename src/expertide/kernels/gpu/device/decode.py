@@ -113,14 +113,10 @@ def load_high_bits(base, num_blocks, first, r, c, mask, blocks_per_row, TYPE: tl
         high = tl.load(base + first * 176 + 16 + offset[:, :, None] + lane, mask=mask[:, :, None], other=0)
     elif TYPE == Q6_K:
         offset = block * 64 + (within // 4) * 32 + (within % 2) * 16
-        high = tl.load(
-            base + num_blocks * 128 + first * 64 + offset[:, :, None] + lane, mask=mask[:, :, None], other=0
-        )
+        high = tl.load(base + num_blocks * 128 + first * 64 + offset[:, :, None] + lane, mask=mask[:, :, None], other=0)
     elif TYPE == Q3_K:
         offset = block * 32 + (within % 2) * 16
-        high = tl.load(
-            base + num_blocks * 64 + first * 32 + offset[:, :, None] + lane, mask=mask[:, :, None], other=0
-        )
+        high = tl.load(base + num_blocks * 64 + first * 32 + offset[:, :, None] + lane, mask=mask[:, :, None], other=0)
     elif TYPE == Q5_0 or TYPE == Q5_1:
         words = (base + num_blocks * 16 + first * 4).to(tl.pointer_type(tl.uint32))
         high = tl.load(words + block, mask=mask, other=0)[:, :, None]
@@ -228,7 +224,9 @@ def scale_and_minimum(
         minimum = tl.zeros_like(scale)
     elif TYPE == Q4_1 or TYPE == Q5_1:
         PREFIX: tl.constexpr = 16 if TYPE == Q4_1 else 20
-        ds = tl.load((base + num_blocks * PREFIX + first * 4).to(tl.pointer_type(tl.uint32)) + block, mask=mask, other=0)
+        ds = tl.load(
+            (base + num_blocks * PREFIX + first * 4).to(tl.pointer_type(tl.uint32)) + block, mask=mask, other=0
+        )
         scale = _half(ds, 0)
         minimum = -_half(ds, 16)
     else:
@@ -262,9 +260,7 @@ def values(
     if TYPE == F32 or TYPE == F16 or TYPE == BF16:
         decoded = q
     else:
-        scale, minimum = scale_and_minimum(
-            base, num_blocks, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK
-        )
+        scale, minimum = scale_and_minimum(base, num_blocks, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK)
         decoded = scale[:, :, None] * (q - CENTRE)
         if TYPE == Q4_K or TYPE == Q5_K or TYPE == Q2_K or TYPE == Q4_1 or TYPE == Q5_1:
             decoded = decoded - minimum[:, :, None]

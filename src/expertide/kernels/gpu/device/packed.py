@@ -6,8 +6,8 @@ Activations are rounded once to 15 bits, in groups of 16 values, and cut into tw
 
     row of `cols` values   high [cols] int8 | low [cols] int8 | (scale float32, sum of v int32) [cols / 16]
 
-Codes of a packed weight are bytes too, so four products are one instruction (dp4a), whole numbers are exact in any order,
-and only one float step is left for 16 values:
+Codes of a packed weight are bytes too, so four products are one instruction (dp4a), whole numbers are exact in any
+order, and only one float step is left for 16 values:
 
     scale_w * scale_x * (sum(code * v) - CENTRE * sum(v)) - minimum * scale_x * sum(v)
 
@@ -65,7 +65,7 @@ def pack_kernel(x_ptr, y_ptr, cols, GROUPS: tl.constexpr):
 
 @triton.jit
 def dot4(codes, x, IS_SIGNED: tl.constexpr, EMULATED: tl.constexpr):
-    """Sum of the four products of bytes; codes unsigned unless IS_SIGNED, x signed. EMULATED: without the instruction."""
+    """Sum of four products of bytes; codes unsigned unless IS_SIGNED, x signed. EMULATED: without the instruction."""
     if EMULATED:
         total = codes.to(tl.int32) * 0 + x * 0
         for shift in tl.static_range(0, 32, 8):
@@ -204,9 +204,7 @@ def packed_products(
         total = tl.sum(whole, axis=2)
         x_scale = tl.load(facts + group * 2, mask=x_mask, other=0).to(tl.float32, bitcast=True)
         x_sum = tl.load(facts + group * 2 + 1, mask=x_mask, other=0)
-        scale, minimum = scale_and_minimum(
-            base, num_blocks, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK
-        )
+        scale, minimum = scale_and_minimum(base, num_blocks, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK)
         if CENTRE != 0:
             total -= (CENTRE * x_sum)[None, :]
         part = scale * total.to(tl.float32)

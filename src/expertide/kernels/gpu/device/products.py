@@ -44,7 +44,21 @@ def chunk_products(
         return plain_products(x, x_mask, base, first, r, c, mask, cols, TYPE)
     else:
         return packed_products(
-            x, x_mask, base, num_blocks, first, r, c, mask, blocks_per_row, cols, TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED
+            x,
+            x_mask,
+            base,
+            num_blocks,
+            first,
+            r,
+            c,
+            mask,
+            blocks_per_row,
+            cols,
+            TYPE,
+            PARTS,
+            PER_BLOCK,
+            CENTRE,
+            EMULATED,
         )
 
 
@@ -116,8 +130,8 @@ def linear_kernel(
     for t in range(num_tokens):
         entry = head.to(tl.int64) + t * num_heads
         y = row_products(
-            x_ptr + entry * x_stride, w_ptr, num_blocks.to(tl.int64), first, r, row_mask, blocks_per_row, cols, num_chunks,
-            TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED, ROWS, CHUNKS,
+            x_ptr + entry * x_stride, w_ptr, tl.cast(num_blocks, tl.int64), first, r, row_mask, blocks_per_row, cols,
+            num_chunks, TYPE, PARTS, PER_BLOCK, CENTRE, EMULATED, ROWS, CHUNKS,
         )  # fmt: skip
         tl.store(y_ptr + entry * rows + row + r, y, mask=row_mask)
 
@@ -163,9 +177,7 @@ def transposed_kernel(
                 first = (first_row + head * head_stride + begin).to(tl.int64) * blocks_per_row
                 low = load_codes(w_ptr, first, r, c, mask, blocks_per_row, TYPE, PER_BLOCK)
                 high = load_high_bits(w_ptr, total, first, r, c, mask, blocks_per_row, TYPE, PER_BLOCK)
-                w = values(
-                    low, high, w_ptr, total, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK, CENTRE
-                )
+                w = values(low, high, w_ptr, total, first, r, c, mask, blocks_per_row, PART, TYPE, PER_BLOCK, CENTRE)
                 x = tl.load(x_ptr + entry * rows + begin + r, mask=row_mask, other=0.0)
                 acc += tl.sum(w * x[:, None, None], axis=0)
             k = first_value(c, PART, TYPE, PER_BLOCK)[:, None] + lane[None, :]

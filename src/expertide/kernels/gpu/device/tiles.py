@@ -118,7 +118,7 @@ def transposed_gemm_kernel(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """y[t, q, i] = scale[t, q] * Σ_o w[q][o, i] x[t, q, o]; axis 0: tokens, axis 1: CHUNKS chunks of columns, axis 2: q.
+    """y[t, q, i] = scale[t, q] * Σ_o w[q][o, i] x[t, q, o]; axis 0: tokens, 1: CHUNKS chunks of columns, 2: q.
 
     ROWS rows are one step of the sum here.
     """
@@ -156,7 +156,9 @@ def transposed_gemm_kernel(
         k = first_value(flat_chunk, PART, TYPE, PER_BLOCK) + flat % 16
         k_mask = (flat_chunk < num_chunks) & (k < cols)
         tl.store(
-            y_ptr + (entry * cols)[:, None] + k[None, :], acc * scale[:, None], mask=token_mask[:, None] & k_mask[None, :]
+            y_ptr + (entry * cols)[:, None] + k[None, :],
+            acc * scale[:, None],
+            mask=token_mask[:, None] & k_mask[None, :],
         )
 
 
